@@ -19,7 +19,7 @@ from device_clock import seconds_each
 from report import Report, arguments
 from roofline import Roofline, roofline
 
-from diptych.engine.models.gpu_integers import GpuIntegers
+from diptych.engine.models.matrices.gpu_integers import GpuIntegers
 from diptych.kernels.quantized import Code, QuantizedArray
 
 SHAPES: Final = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28_672, 4096), "down": (4096, 14_336)}

@@ -25,7 +25,7 @@ from diptych.architectures.config import Latent
 from diptych.engine.attention.decompression import Decompression
 from diptych.engine.attention.latent_prompts import LatentPrompts
 from diptych.engine.attention.staged_batch import stage
-from diptych.engine.models.matrix import TorchHeadMatrices
+from diptych.engine.models.matrices.matrix import TorchHeadMatrices
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 from diptych.kernels.gpu.attention.latent_attention import (
     LatentShape,

@@ -22,7 +22,7 @@ from roofline import Roofline, roofline
 from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.lora.registry import EMBEDDING, OUTPUT, Adapter, Product
-from diptych.engine.models.lora import adapted_matrices
+from diptych.engine.models.adapters.lora import adapted_matrices
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.new_runner import new_runner

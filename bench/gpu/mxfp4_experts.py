@@ -23,7 +23,7 @@ from roofline import Roofline, roofline
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from diptych.engine.models.gpu_experts import GroupedExperts
+from diptych.engine.models.matrices.gpu_experts import GroupedExperts
 from diptych.kernels.gpu.layers.activations import clamped_swiglu
 from diptych.kernels.gpu.layers.dot_rows import Tile
 from diptych.kernels.gpu.layers.moe import ExpertWeights, align_experts

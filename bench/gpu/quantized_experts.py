@@ -24,7 +24,7 @@ from roofline import Roofline, roofline
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from diptych.engine.models.gpu_experts import GroupedExperts, GroupedWeights
+from diptych.engine.models.matrices.gpu_experts import GroupedExperts, GroupedWeights
 from diptych.kernels.gpu.layers.activations import silu_and_mul
 from diptych.kernels.gpu.layers.dot_rows import Tile
 from diptych.kernels.gpu.layers.fp8_experts import FP8_BLOCKS, Fp8Experts, grouped_fp8

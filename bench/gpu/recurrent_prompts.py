@@ -20,7 +20,7 @@ from report import Report, arguments
 from roofline import Roofline, roofline
 from torch import Tensor
 
-from diptych.engine.models.layers import kimi_delta_rule, mamba2_scan, short_conv
+from diptych.engine.models.layers.recurrent import kimi_delta_rule, mamba2_scan, short_conv
 from diptych.kernels.gpu.recurrent import kimi_delta_chunks, mamba2_chunks
 from diptych.kernels.gpu.recurrent.chunk_scan import CHUNK, Prompts
 from diptych.kernels.gpu.recurrent.short_conv_prompts import short_conv_prompts

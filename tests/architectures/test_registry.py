@@ -694,7 +694,7 @@ def test_a_qwen_that_knows_images_is_read_for_text(family: str, caplog: pytest.L
 
 
 def test_what_qwen3_next_keeps_together_comes_apart_by_heads() -> None:
-    """Of two key heads and four value heads each row says whose it is."""
+    """Each row of two key heads and four value heads says whose it is."""
     config, unstack = from_hf(PUBLISHED["qwen3_next"], {}, "tiny"), FAMILIES["qwen3_next"].unstack
     kinds = [["q"] * 8 + ["k"] * 8 + ["v"] * 24 + ["z"] * 24, ["b"] * 2 + ["a"] * 2]
     for kind, name in zip(kinds, ("qkvz", "ba"), strict=True):

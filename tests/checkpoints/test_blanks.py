@@ -11,7 +11,7 @@ import torch
 from diptych.checkpoints.gguf_model import _spread
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.source import BlankModel, open_model
-from diptych.engine.models.dense import dense
+from diptych.engine.models.matrices.dense import dense
 from diptych.kernels.quantized import QuantizedArray, repeats, stack
 
 

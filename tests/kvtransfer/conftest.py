@@ -24,11 +24,11 @@ import pytest
 import torch
 
 from diptych.engine.tensor_parallel.channels import HostChannels
-from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.tensor_parallel.rank_log import RankLog
-from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
-from diptych.engine.tensor_parallel.transport import TensorParallelTransport
+from diptych.engine.tensor_parallel.transfers.rank_id import rank_id
+from diptych.engine.tensor_parallel.transfers.ranked_link import ranked_metadata
+from diptych.engine.tensor_parallel.transfers.transport import TensorParallelTransport
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.inproc.network import InprocNetwork

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from diptych.engine.tensor_parallel.channels import HostChannels
-from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog
-from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
-from diptych.engine.tensor_parallel.transport import TensorParallelTransport
+from diptych.engine.tensor_parallel.transfers.rank_id import rank_id
+from diptych.engine.tensor_parallel.transfers.ranked_link import ranked_metadata
+from diptych.engine.tensor_parallel.transfers.transport import TensorParallelTransport
 from diptych.kvtransfer.errors import LayoutMismatch, PeerUnreachable
 from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.inproc import InprocNetwork

@@ -265,7 +265,7 @@ def test_a_device_and_a_host_convert_for_each_other(
 
 
 def large_pages(num_pages: int, head_dim: int, dtype: str) -> PoolLayout:
-    """Of float32, one layer of a page is 64 KiB for each number of a head."""
+    """In float32, one layer of a page is 64 KiB for each number of a head."""
     return PoolLayout.kv(num_pages, LAYERS, 256, 32, head_dim, dtype)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from diptych.engine.tensor_parallel.rank_id import rank_id
+from diptych.engine.tensor_parallel.transfers.rank_id import rank_id
 from diptych.kvtransfer.errors import MalformedMetadata
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone
 from diptych.v1 import rank_pb2

@@ -121,7 +121,7 @@ def test_those_that_wait_go_on_when_the_one_that_computes_is_aborted(
 
 @KINDS
 def test_bytes_are_those_of_what_is_live_and_not_there(make_pair: type[Pair], windows: WindowPages) -> None:
-    """Of each room as it says, and of all together as they were written."""
+    """Each room says so of itself, and all together as they were written."""
     pair, prompts = large(make_pair, windows), [PROMPT[:90], PROMPT, [*PROMPT[:50], *range(200, 231)], PROMPT[:3]]
     expected = []
     for room, prompt in enumerate(prompts, start=1):

@@ -103,7 +103,7 @@ def test_index_keys_are_handed_over_with_latents_to_other_pages_and_fewer_ranks(
 def test_windows_of_layers_with_other_heads_are_handed_over_between_workers_of_two_ranks(
     start: Any, tiny_wide_folder: Path
 ) -> None:
-    """Of the wide head each rank has a copy, in pages of groups that take turns."""
+    """Each rank has a copy of the wide head, in pages of groups that take turns."""
     assert len(open_model(str(tiny_wide_folder)).config.page_groups) == 3
     assert_handed_over_whole(start, tiny_wide_folder, "--tp 2", "--tp 2")
 

@@ -14,11 +14,11 @@ CERTIFICATES = "diptych.common.trust.tls"  # where there are some
 VIEW = "diptych.common.members.membership"  # of who follows members
 OTHERS = (  # process -> what it does without
     ("diptych.cli.main", ("asyncio", "ctypes", "difflib", "tempfile")),
-    ("diptych.cli.up", ("google.protobuf", "grpc", "prometheus_client", "diptych.router.keys.caller")),
-    ("diptych.cli.chat", ("diptych.common.trust", "json")),
-    ("diptych.cli.generate", ("diptych.common.trust", "json")),
-    ("diptych.cli.bench", ("asyncio", "datetime", "json", CERTIFICATES)),
-    ("diptych.cli.status", ("fastapi", "numpy", "prometheus_client")),
+    ("diptych.cli.setup.up", ("google.protobuf", "grpc", "prometheus_client", "diptych.router.keys.caller")),
+    ("diptych.cli.ask.chat", ("diptych.common.trust", "json")),
+    ("diptych.cli.ask.generate", ("diptych.common.trust", "json")),
+    ("diptych.cli.measure.bench", ("asyncio", "datetime", "json", CERTIFICATES)),
+    ("diptych.cli.observe.status", ("fastapi", "numpy", "prometheus_client")),
     ("diptych.bootstrap.main", ("fastapi", "importlib.metadata", "numpy", "uvicorn", CERTIFICATES, VIEW)),
     ("diptych.router.main", ("llguidance", FAMILY, "diptych.engine")),
     ("diptych.unified.main", (CHATS, FAMILY, "fastapi", "llguidance", "diptych.engine.values.request")),

@@ -68,6 +68,25 @@ def test_every_row_says_in_a_sentence_what_its_folder_is() -> None:
     assert [row[0] for row in _rows(_map()) if not row[-1].endswith(".")] == []
 
 
+def _crowded(root: Path) -> dict[str, int]:
+    """The package folders with more modules than a newcomer takes in at once, beside their `__init__`."""
+    modules = (path for each in PACKAGE_ROOTS for path in (root / each).rglob("*.py") if path.stem != "__init__")
+    counted = Counter(str(path.parent.relative_to(root)) for path in modules if "_pb2" not in path.stem)
+    return {folder: count for folder, count in counted.items() if count > 20}
+
+
+def test_no_folder_is_crowded() -> None:
+    assert _crowded(ROOT) == {}, "make rooms in it (docs/develop/map.md)"
+
+
+def test_a_crowded_folder_is_noticed(tmp_path: Path) -> None:
+    attic = tmp_path / "services/diptych/attic"
+    attic.mkdir(parents=True)
+    for name in ("__init__", *"abcdefghijklmnopqrst", "u"):
+        (attic / f"{name}.py").touch()
+    assert _crowded(tmp_path) == {"services/diptych/attic": 21}
+
+
 def _dotted(folder: str) -> str:
     """`services/diptych/engine/cache/` -> `diptych.engine.cache`."""
     return "diptych" + folder.partition("/diptych")[2].rstrip("/").replace("/", ".")

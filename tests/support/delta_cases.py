@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diptych.architectures.recurrent import DeltaNet
 from diptych.engine.attention.staged_batch import StagedBatch, stage
-from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
+from diptych.engine.models.arithmetic.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
 NUM_SLOTS = 9

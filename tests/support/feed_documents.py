@@ -441,7 +441,7 @@ def _flow(link: Link, rng: random.Random, share: float) -> None:
 
 
 def _told(links: dict[str, Link]) -> dict[str, Link]:
-    """Of more than `MAX_LINKS` those that are not up or have traffic."""
+    """Return those of more than `MAX_LINKS` that are not up or have traffic."""
     if len(links) > MAX_LINKS:
         matter = {peer: link for peer, link in links.items() if link["state"] != "up" or link["bytes_per_s"]}
         links = dict(list(matter.items())[:MAX_LINKS])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diptych.checkpoints.source import keeping_all, open_model
-from diptych.engine.models.dense import CPU
+from diptych.engine.models.matrices.dense import CPU
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 

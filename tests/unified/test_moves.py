@@ -154,7 +154,7 @@ def test_a_request_moves_on_and_back(fleet_class: type[Fleet]) -> None:
 def test_an_abort_at_any_moment_has_it_run_on_or_be_gone(
     fleet_class: type[Fleet], num_moves: int, overlap: bool
 ) -> None:
-    """Of the new room: who asked for the move doesn't want it any more."""
+    """The new room is aborted: who asked for the move doesn't want it any more."""
     fleet = moving(fleet_class(Role.UNIFIED, Role.UNIFIED, overlap=overlap), 5)
     if num_moves > 2:
         start_at_new(fleet, held(fleet))

@@ -98,7 +98,7 @@ def test_two_workers_whose_pools_are_granted_to_each_other_come_to_an_end(
 def test_two_workers_whose_pools_are_full_of_each_others_requests_come_to_an_end(
     fleet_class: FleetClass, windows: WindowPages, seed: int
 ) -> None:
-    """Of any length that is taken, at any moment, with outputs that have others retracted."""
+    """Prompts have any length that is taken and come at any moment; outputs have others retracted."""
     rng = random.Random(seed)
     num_pages = rng.randrange(38, 60) + 2 * windows.window
     fleet = new_fleet(fleet_class, Role.UNIFIED, Role.UNIFIED, num_pages=num_pages, windows=windows)

@@ -28,11 +28,11 @@ class Command(NamedTuple):
 
 FIRST: Final[Mapping[str, Command]] = MappingProxyType(
     {
-        "up": Command("run everything on this machine", "diptych.cli.up", "UpConfig"),
-        "chat": Command("talk with the model", "diptych.cli.chat", "ChatConfig"),
-        "generate": Command("continue one prompt", "diptych.cli.generate", "GenerateConfig"),
-        "status": Command("show all members and what is not well", "diptych.cli.status", "StatusConfig"),
-        "links": Command("show the KV links between running workers", "diptych.cli.links", "LinksConfig"),
+        "up": Command("run everything on this machine", "diptych.cli.setup.up", "UpConfig"),
+        "chat": Command("talk with the model", "diptych.cli.ask.chat", "ChatConfig"),
+        "generate": Command("continue one prompt", "diptych.cli.ask.generate", "GenerateConfig"),
+        "status": Command("show all members and what is not well", "diptych.cli.observe.status", "StatusConfig"),
+        "links": Command("show the KV links between running workers", "diptych.cli.observe.links", "LinksConfig"),
     }
 )  # what a newcomer needs
 
@@ -43,46 +43,54 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         "decode": Command("run a worker that generates output", "diptych.unified.main", "DecodeConfig"),
         "unified": Command("run a worker that does both", "diptych.unified.main", "UnifiedConfig"),
         "router": Command("run the HTTP and gRPC front door", "diptych.router.main", "RouterConfig"),
-        "download": Command("bring a model's files to a folder", "diptych.cli.download", "DownloadConfig"),
+        "download": Command("bring a model's files to a folder", "diptych.cli.setup.download", "DownloadConfig"),
         "update-weights": Command(
-            "give running workers other weights", "diptych.cli.update_weights", "UpdateWeightsConfig"
+            "give running workers other weights", "diptych.cli.operate.update_weights", "UpdateWeightsConfig"
         ),
-        "apply": Command("declare adapters, weights of pools, log levels", "diptych.cli.apply", "ApplyConfig"),
-        "role": Command("change what a running worker serves", "diptych.cli.role", "RoleConfig"),
-        "keys": Command("make API keys for clients: diptych keys new NAME", "diptych.cli.keys", "KeysConfig"),
-        "tokens": Command("make tokens for members: diptych tokens FOLDER", "diptych.cli.tokens", "TokensConfig"),
-        "cache": Command("show what prefix caches are worth, and keep", "diptych.cli.cache", "CacheConfig"),
-        "drain": Command("have members leave without losing a request", "diptych.cli.drain", "DrainConfig"),
-        "values": Command("print a values file for the Helm chart", "diptych.cli.values", "ValuesConfig"),
-        "describe": Command("say what a model needs, from its config.json", "diptych.cli.describe", "DescribeConfig"),
+        "apply": Command("declare adapters, weights of pools, log levels", "diptych.cli.operate.apply", "ApplyConfig"),
+        "role": Command("change what a running worker serves", "diptych.cli.operate.role", "RoleConfig"),
+        "keys": Command("make API keys for clients: diptych keys new NAME", "diptych.cli.setup.keys", "KeysConfig"),
+        "tokens": Command("make tokens for members: diptych tokens FOLDER", "diptych.cli.setup.tokens", "TokensConfig"),
+        "cache": Command("show what prefix caches are worth, and keep", "diptych.cli.observe.cache", "CacheConfig"),
+        "drain": Command("have members leave without losing a request", "diptych.cli.operate.drain", "DrainConfig"),
+        "values": Command("print a values file for the Helm chart", "diptych.cli.setup.values", "ValuesConfig"),
+        "describe": Command(
+            "say what a model needs, from its config.json", "diptych.cli.sizing.describe", "DescribeConfig"
+        ),
         "simulate": Command(
-            "see how a platform would serve a load, in virtual time", "diptych.cli.simulate", "SimulateConfig"
+            "see how a platform would serve a load, in virtual time", "diptych.cli.sizing.simulate", "SimulateConfig"
         ),
-        "plan": Command("say which workers a load needs, before any GPU is bought", "diptych.cli.plan", "PlanConfig"),
+        "plan": Command(
+            "say which workers a load needs, before any GPU is bought", "diptych.cli.sizing.plan", "PlanConfig"
+        ),
         "planner": Command(
-            "say what workers a running platform needs, or see to it", "diptych.cli.planner", "PlannerConfig"
+            "say what workers a running platform needs, or see to it", "diptych.cli.sizing.planner", "PlannerConfig"
         ),
         "picker": Command("tell a gateway which router gets each request", "diptych.cli.picker", "PickerConfig"),
         "deletion-costs": Command(
-            "have Kubernetes end the emptiest workers first", "diptych.cli.deletion_costs", "DeletionCostsConfig"
+            "have Kubernetes end the emptiest workers first",
+            "diptych.cli.operate.deletion_costs",
+            "DeletionCostsConfig",
         ),
-        "fit": Command("learn how long steps of running workers take", "diptych.cli.fit", "FitConfig"),
-        "profile": Command("trace steps of a running worker", "diptych.cli.profile", "ProfileConfig"),
-        "check": Command("see whether a running platform works", "diptych.cli.check", "CheckConfig"),
-        "doctor": Command("see whether this machine is fit for Diptych", "diptych.cli.doctor", "DoctorConfig"),
-        "bench": Command("measure KV transfers: diptych bench kv", "diptych.cli.bench", "BenchConfig"),
+        "fit": Command("learn how long steps of running workers take", "diptych.cli.sizing.fit", "FitConfig"),
+        "profile": Command("trace steps of a running worker", "diptych.cli.observe.profile", "ProfileConfig"),
+        "check": Command("see whether a running platform works", "diptych.cli.observe.check", "CheckConfig"),
+        "doctor": Command("see whether this machine is fit for Diptych", "diptych.cli.setup.doctor", "DoctorConfig"),
+        "bench": Command("measure KV transfers: diptych bench kv", "diptych.cli.measure.bench", "BenchConfig"),
         "bench serve": Command(
-            "measure a server of OpenAI's API under a load", "diptych.cli.bench_serve", "BenchServeConfig"
+            "measure a server of OpenAI's API under a load", "diptych.cli.measure.bench_serve", "BenchServeConfig"
         ),
         "bench batch": Command(
-            "measure throughput offline, without a server", "diptych.cli.bench_batch", "BenchBatchConfig"
+            "measure throughput offline, without a server", "diptych.cli.measure.bench_batch", "BenchBatchConfig"
         ),
         "bench step": Command(
-            "measure what a step costs by batch and context", "diptych.cli.bench_step", "BenchStepConfig"
+            "measure what a step costs by batch and context", "diptych.cli.measure.bench_step", "BenchStepConfig"
         ),
-        "replay": Command("ask a server again what a request log says", "diptych.cli.replay", "ReplayConfig"),
-        "eval": Command("judge what a server serves by its log-probabilities", "diptych.cli.evaluate", "EvalConfig"),
-        "build": Command("compile the C parts now, not at their first use", "diptych.cli.build", "BuildConfig"),
+        "replay": Command("ask a server again what a request log says", "diptych.cli.ask.replay", "ReplayConfig"),
+        "eval": Command(
+            "judge what a server serves by its log-probabilities", "diptych.cli.ask.evaluate", "EvalConfig"
+        ),
+        "build": Command("compile the C parts now, not at their first use", "diptych.cli.setup.build", "BuildConfig"),
         "version": Command("print the version", "diptych.cli.version", "VersionConfig"),
     }
 )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, Self
 
 from diptych.common.errors import DiptychError, InvalidRequest
 from diptych.generation.grammar import Grammar, GrammarKind
@@ -262,3 +263,17 @@ def with_defaults(part: Expression, defaults: Mapping[str, Any]) -> Expression:
         return part
     unsaid = {name: value for name, value in defaults.items() if name not in part.said}
     return Gen(part.name, replace(part.params, **unsaid), part.said | unsaid.keys())
+
+
+class Appendable(Protocol):
+    """What a program writes into, whether it is run or traced."""
+
+    def __iadd__(self, what: Expression | str) -> Self: ...
+
+
+@contextmanager
+def message_of(state: Appendable, role: str) -> Iterator[None]:
+    """Within the context, all that is appended belongs to one message."""
+    state += RoleBegin(role)
+    yield
+    state += RoleEnd(role)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from diptych.common.errors import DiptychError, InvalidRequest
 from diptych.lang.backend import Backend, BackendError, Made, Message
@@ -24,6 +24,7 @@ from diptych.lang.expressions import (
     RoleEnd,
     Select,
     Text,
+    message_of,
     named,
     parts_of,
     with_defaults,
@@ -94,7 +95,7 @@ class State:
         self._news = threading.Condition()  # a variable is known, or nothing more comes
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lang")
 
-    def __iadd__(self, what: Expression | str) -> State:
+    def __iadd__(self, what: Expression | str) -> Self:
         """Append to it. Returns at once. Raises `ProgramError` behind its end."""
         if self._is_over:
             raise ProgramError("the program has ended: nothing can be appended any more")
@@ -185,23 +186,17 @@ class State:
         if self._error is not None:
             raise self._error
 
-    @contextmanager
-    def _role(self, role: str) -> Iterator[None]:
-        self += RoleBegin(role)
-        yield
-        self += RoleEnd(role)
-
     def system(self) -> Any:
         """Return a context within which all belongs to a message of role `system`."""
-        return self._role("system")
+        return message_of(self, "system")
 
     def user(self) -> Any:
-        """The same of role `user`."""
-        return self._role("user")
+        """Return the same for role `user`."""
+        return message_of(self, "user")
 
     def assistant(self) -> Any:
-        """The same of role `assistant`."""
-        return self._role("assistant")
+        """Return the same for role `assistant`."""
+        return message_of(self, "assistant")
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:

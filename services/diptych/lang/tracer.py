@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
-from diptych.lang.expressions import Argument, Expression, RoleBegin, RoleEnd, Text, named, parts_of
+from diptych.lang.expressions import Argument, Expression, RoleBegin, RoleEnd, Text, message_of, named, parts_of
 from diptych.lang.transcript import Transcript
 
 
@@ -17,7 +17,7 @@ class TracedState:
         self.parts: list[Expression] = []
         self._names: set[str] = set()
 
-    def __iadd__(self, what: Expression | str) -> TracedState:
+    def __iadd__(self, what: Expression | str) -> Self:
         parts = parts_of(what)
         self._names.update(named(parts))
         self.parts += parts
@@ -35,20 +35,14 @@ class TracedState:
     def text(self) -> Any:
         return Argument("the text so far")
 
-    @contextmanager
-    def _role(self, role: str) -> Iterator[None]:
-        self += RoleBegin(role)
-        yield
-        self += RoleEnd(role)
-
     def system(self) -> Any:
-        return self._role("system")
+        return message_of(self, "system")
 
     def user(self) -> Any:
-        return self._role("user")
+        return message_of(self, "user")
 
     def assistant(self) -> Any:
-        return self._role("assistant")
+        return message_of(self, "assistant")
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:

@@ -9,7 +9,7 @@ import torch
 from prompt_logits import prompt_logits
 
 from diptych.checkpoints.source import open_model
-from diptych.engine.models.weights import load
+from diptych.engine.models.matrices.weights import load
 from diptych.engine.runner.model_part import ModelPart
 
 EXPERTS: Final = [f"0.experts.{i}.{kind}" for i in range(4) for kind in ("gate_up", "down")]
@@ -17,8 +17,8 @@ ERRORS: Final = {"fp8": 0.05, "int4": 1e-4}  # of all logits together; CPUs do n
 
 
 def test_gpus_keep_experts_as_stored_and_compute_what_cpus_do(experts_checkpoint: Path, device: torch.device) -> None:
-    from diptych.engine.models.gpu_experts import FORMATS, PackedMatrix
-    from diptych.engine.models.gpu_ops import GpuOps
+    from diptych.engine.models.arithmetic.gpu_ops import GpuOps
+    from diptych.engine.models.matrices.gpu_experts import FORMATS, PackedMatrix
 
     part, ops = ModelPart.of(open_model(str(experts_checkpoint)), None), GpuOps(torch.float32, device)
     weights = load(part.config, part.placement, part.tensors, ops, torch.float32, device)

@@ -16,8 +16,8 @@ from diptych.architectures.size import LINEAR
 from diptych.checkpoints.quantization.weight import as_floats
 from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError
-from diptych.engine.models.dense import CPU
-from diptych.engine.models.weights import load
+from diptych.engine.models.matrices.dense import CPU
+from diptych.engine.models.matrices.weights import load
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
@@ -29,7 +29,7 @@ ERROR = 0.1  # of logits, by their norms: states lose up to 1/16 of each number
 
 def matrices(folder: Path, device: torch.device, to_narrow: Any = None) -> dict[str, type[Any]]:
     """Return how the matrices of a layer are kept."""
-    from diptych.engine.models.gpu_ops import GpuOps
+    from diptych.engine.models.arithmetic.gpu_ops import GpuOps
 
     part = ModelPart.of(open_model(str(folder)), None)
     ops = GpuOps(torch.float32, device, to_narrow)
@@ -68,9 +68,9 @@ def assert_close_but_quantised(found: Tensor, expected: Tensor) -> None:
 
 
 def test_weights_stay_fp8_and_logits_are_close_to_those_of_cpus(fp8_folder: Path, device: torch.device) -> None:
-    from diptych.engine.models.gpu_fp8 import Fp8Kept
-    from diptych.engine.models.gpu_ops import GpuMatrix
-    from diptych.engine.models.gpu_quantized import StackedMatrix
+    from diptych.engine.models.arithmetic.gpu_ops import GpuMatrix
+    from diptych.engine.models.matrices.gpu_fp8 import Fp8Kept
+    from diptych.engine.models.matrices.gpu_quantized import StackedMatrix
 
     has_blocks = "weight_block_size" in json.loads((fp8_folder / "config.json").read_text())["quantization_config"]
     expected = dict.fromkeys(("0.o", "1.gate_up", "1.down"), Fp8Kept) | dict.fromkeys(("lm_head", "embed"), GpuMatrix)
@@ -93,8 +93,8 @@ def folder(fp8_folder: Path) -> Path:
 
 @pytest.mark.parametrize("fp8_folder", ["row"], indirect=True)
 def test_weights_are_made_fp8_but_for_those_of_tokens(folder: Path, device: torch.device) -> None:
-    from diptych.engine.models.gpu_fp8 import Fp8Kept
-    from diptych.engine.models.gpu_ops import GpuMatrix
+    from diptych.engine.models.arithmetic.gpu_ops import GpuMatrix
+    from diptych.engine.models.matrices.gpu_fp8 import Fp8Kept
 
     kept = matrices(folder, device, LINEAR)
     assert {name for name, kind in kept.items() if kind is Fp8Kept} == {"0.qkv", "0.o", "1.gate_up", "1.down"}
@@ -112,7 +112,7 @@ def test_cpus_make_no_weights_fp8(folder: Path) -> None:
 def test_what_no_kernel_keeps_is_expanded_and_named_once(
     checkpoint: tuple[Path, Any], device: torch.device, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from diptych.engine.models.gpu_ops import GpuMatrix
+    from diptych.engine.models.arithmetic.gpu_ops import GpuMatrix
 
     assert set(matrices(checkpoint[0], device).values()) == {GpuMatrix}
     assert [record.getMessage() for record in caplog.records] == [

@@ -13,8 +13,8 @@ import torch
 from greedy_text import generate
 
 from diptych.checkpoints.source import open_model
-from diptych.cli.describe import integers_by_name
-from diptych.engine.models.weights import load
+from diptych.cli.sizing.describe import integers_by_name
+from diptych.engine.models.matrices.weights import load
 from diptych.engine.runner.model_part import ModelPart
 from diptych.kernels.integer_layout import layout_of
 from diptych.kernels.quantized import QuantizedArray
@@ -54,7 +54,7 @@ def assert_same_text(model: Path, device: torch.device) -> None:
 
 def kept_in(model: Path, device: torch.device) -> set[str]:
     """Return how the matrices of the first layer are kept."""
-    from diptych.engine.models.gpu_ops import GpuOps
+    from diptych.engine.models.arithmetic.gpu_ops import GpuOps
 
     part = ModelPart.of(open_model(str(model)), None)
     weights = load(part.config, part.placement, part.tensors, GpuOps(torch.float32, device), torch.float32, device)

@@ -20,7 +20,7 @@ from diptych.checkpoints.quantization.weight import Stored, as_floats
 from diptych.checkpoints.shard import Shard, cut_tensors
 from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError
-from diptych.engine.models.weights import load
+from diptych.engine.models.matrices.weights import load
 from diptych.engine.runner.model_part import ModelPart
 from diptych.kernels.quantized import QuantizedArray
 
@@ -98,8 +98,8 @@ def test_the_model_computes_what_its_dequantised_weights_would(folders: tuple[Pa
 
 
 def test_gpus_compute_the_same_without_expanding_experts(folders: tuple[Path, Path], device: torch.device) -> None:
-    from diptych.engine.models.gpu_experts import PackedMatrix
-    from diptych.engine.models.gpu_ops import GpuOps
+    from diptych.engine.models.arithmetic.gpu_ops import GpuOps
+    from diptych.engine.models.matrices.gpu_experts import PackedMatrix
 
     part = ModelPart.of(open_model(str(folders[0])), None)
     ops = GpuOps(torch.float32, device)

@@ -8,7 +8,7 @@ import pytest
 from openai_server import OpenAiServer, serving
 
 from diptych.cli.checkup.facts import gather
-from diptych.cli.doctor import DoctorConfig, main
+from diptych.cli.setup.doctor import DoctorConfig, main
 from diptych.common.errors import ConfigError
 
 NOWHERE = "a" * 64  # no name may have so long a part: nobody is asked

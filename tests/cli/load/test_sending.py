@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from openai_server import OpenAiServer, serving, words
 
-from diptych.cli.bench_serve import BenchServeConfig, command_of, main
 from diptych.cli.load.asked import Asked
 from diptych.cli.load.client import Server, ServerError
 from diptych.cli.load.sending import Target, send_all, served_model
 from diptych.cli.load.served import Served
+from diptych.cli.measure.bench_serve import BenchServeConfig, command_of, main
 from diptych.common.errors import ConfigError
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from diptych.cli.bench import BenchConfig
-from diptych.cli.chat import ChatConfig
+from diptych.cli.ask.chat import ChatConfig
 from diptych.cli.main import main
+from diptych.cli.measure.bench import BenchConfig
+from diptych.cli.observe.status import StatusConfig
 from diptych.cli.platform.local_platforms import LocalPlatform, announced, chosen
 from diptych.cli.platform.whereabouts import let_in, located
 from diptych.cli.requests.inference_client import addressed
-from diptych.cli.status import StatusConfig
 from diptych.common.errors import ConfigError
 from diptych.common.trust.tokens import TOKEN_VARIABLE
 

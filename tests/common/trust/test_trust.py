@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from diptych.bootstrap.main import BootstrapConfig
-from diptych.cli.bench import BenchConfig
-from diptych.cli.links import LinksConfig
-from diptych.cli.update_weights import UpdateWeightsConfig
+from diptych.cli.measure.bench import BenchConfig
+from diptych.cli.observe.links import LinksConfig
+from diptych.cli.operate.update_weights import UpdateWeightsConfig
 from diptych.common.config import add_options, from_namespace, new_parser
 from diptych.common.errors import ConfigError
 from diptych.common.trust.trust import INSECURE, TrustConfig, forget_token

@@ -70,7 +70,7 @@ def test_ages_of_many_are_those_of_each() -> None:
 
 
 def taught() -> Turns:
-    """Of ten short prompts eight go on, soon; of ten long ones two, late."""
+    """Eight of ten short prompts go on, soon; two of ten long ones do, late."""
     turns, now, due = Turns(PAGE), 0, dict[int, list[int]]()
     for each in range(2 * FEWEST):
         now += 10

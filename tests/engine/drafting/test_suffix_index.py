@@ -165,7 +165,7 @@ def test_a_longer_match_is_likelier_and_contexts_that_disagree_less_likely() -> 
 
 
 def test_a_place_is_followed_however_many_newer_ones_look_like_it() -> None:
-    """Of 40 lines that begin alike, the oldest is quoted: it stays the one when newer ones have been forgotten."""
+    """The oldest of 40 lines that begin alike is quoted: it stays the one when newer ones have been forgotten."""
     head, tails = list(range(100, 112)), [[1000 + line, 2000 + line, 3000 + line] for line in range(40)]
     text = [token for tail in tails for token in (*head, *tail)]
     quoted = as_text([*text, 55, 56, *tails[0], *head, *tails[1]])

@@ -18,7 +18,7 @@ STALL_S = 60.0
 
 
 class Beats(NamedTuple):
-    """Of the scheduler's loop."""
+    """What the scheduler's loop tells of itself."""
 
     last_s: float | None
 

@@ -9,15 +9,15 @@ from gpu_cases import on_gpu
 
 from diptych.architectures.placement import Split
 from diptych.checkpoints.quantization.weight import QuantizedWeight
+from diptych.engine.models.arithmetic.ops import Ops, TorchOps, activate_of
 from diptych.engine.models.layers.attention import QkNorms, SharedNorms, WholeNorms
-from diptych.engine.models.ops import Ops, TorchOps, activate_of
 from diptych.kernels.quantized import QuantizedArray
 
 NUM_EXPERTS, HIDDEN, FFN = 3, 64, 48
 
 
 def ops_of(device: torch.device, dtype: torch.dtype) -> Ops:
-    from diptych.engine.models.fixed_order_ops import FixedOrderOps
+    from diptych.engine.models.arithmetic.fixed_order_ops import FixedOrderOps
 
     return FixedOrderOps(dtype, device)
 

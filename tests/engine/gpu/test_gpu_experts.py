@@ -10,8 +10,8 @@ from torch import Tensor
 from diptych.architectures.placement import Split
 from diptych.architectures.size import LINEAR
 from diptych.checkpoints.quantization.weight import QuantizedWeight
-from diptych.engine.models.matrix import Weight
-from diptych.engine.models.ops import Ops, TorchOps
+from diptych.engine.models.arithmetic.ops import Ops, TorchOps
+from diptych.engine.models.matrices.matrix import Weight
 from diptych.kernels.quantized import QuantizedArray
 
 HIDDEN, FFN = 128, 256
@@ -44,7 +44,7 @@ def test_a_layer_computes_what_expanded_weights_would(
     kinds: tuple[type, ...], error: float, device: torch.device
 ) -> None:
     """One whose experts have different formats does expand them."""
-    from diptych.engine.models.gpu_ops import GpuOps
+    from diptych.engine.models.arithmetic.gpu_ops import GpuOps
 
     weights: list[tuple[Weight, Weight]] = [
         (QuantizedWeight((kind(2 * FFN, HIDDEN, i),)), QuantizedWeight((kind(HIDDEN, FFN, 9 + i),)))
@@ -58,8 +58,8 @@ def test_a_layer_computes_what_expanded_weights_would(
 
 
 def test_weights_are_made_fp8_where_that_is_asked_for(device: torch.device) -> None:
-    from diptych.engine.models.gpu_experts import FORMATS, PackedMatrix
-    from diptych.engine.models.gpu_ops import GpuMatrix, GpuOps
+    from diptych.engine.models.arithmetic.gpu_ops import GpuMatrix, GpuOps
+    from diptych.engine.models.matrices.gpu_experts import FORMATS, PackedMatrix
 
     weight, ops = torch.randn(16, FFN, device=device), GpuOps(torch.float32, device, LINEAR)
     made = ops.matrix("0.experts.11.down", weight, Split.COLUMNS)
@@ -70,7 +70,7 @@ def test_weights_are_made_fp8_where_that_is_asked_for(device: torch.device) -> N
 
 
 def test_parts_of_ranks_are_kept_where_blocks_begin_with_them(device: torch.device) -> None:
-    from diptych.engine.models.gpu_experts import packed
+    from diptych.engine.models.matrices.gpu_experts import packed
 
     codes = np.random.default_rng(0).integers(0, 0x78, (384, 256), np.uint8)
     scales = np.random.default_rng(1).uniform(0.001, 0.01, (3, 2)).astype(np.float32).repeat(128, axis=0)

@@ -11,8 +11,8 @@ from diptych.architectures.config import Activation, ClampedSwiglu
 from diptych.architectures.placement import Split
 from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.lora.registry import Adapter, InvalidAdapter, Product
-from diptych.engine.models.lora import Loras, LowRankSetting
-from diptych.engine.models.ops import Ops, TorchOps
+from diptych.engine.models.adapters.lora import Loras, LowRankSetting
+from diptych.engine.models.arithmetic.ops import Ops, TorchOps
 from diptych.kernels.adapted_matrix import AdaptedMatrix
 from diptych.kernels.quantized import QuantizedArray
 
@@ -21,7 +21,7 @@ NO_SLOT = -1  # of a request without an adapter
 
 
 def both(dtype: torch.dtype, device: torch.device) -> tuple[Ops, Ops]:
-    from diptych.engine.models.gpu_ops import GpuOps
+    from diptych.engine.models.arithmetic.gpu_ops import GpuOps
 
     return GpuOps(dtype, device), TorchOps(dtype, device)
 
@@ -115,7 +115,7 @@ def test_an_adapter_of_a_rank_that_no_slot_has_room_for_is_refused(device: torch
 def test_what_is_stored_in_few_bits_is_kept_or_the_log_says_once_that_it_is_expanded(
     group: int, is_kept: bool, device: torch.device, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from diptych.engine.models.gpu_ops import GpuMatrix
+    from diptych.engine.models.arithmetic.gpu_ops import GpuMatrix
 
     codes = np.arange(96, dtype=np.int8).reshape(2, 48)
     scales = np.full((2, 2 if group else 1), 0.5, np.float32)

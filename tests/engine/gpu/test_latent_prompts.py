@@ -14,7 +14,7 @@ from torch import Tensor
 from diptych.architectures.config import Latent, Rope
 from diptych.engine.attention.staged_batch import stage
 from diptych.engine.attention.torch_backend import TorchAttention
-from diptych.engine.models.matrix import TorchHeadMatrices
+from diptych.engine.models.matrices.matrix import TorchHeadMatrices
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
 HEADS, RANK, NOPE, ROPE, VALUE, PAGE_SIZE = 5, 32, 24, 16, 20, 4

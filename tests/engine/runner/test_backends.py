@@ -15,7 +15,7 @@ from diptych.engine.attention.cpu_sparse_backend import CpuSparseAttention
 from diptych.engine.attention.kinds import KindsAttention
 from diptych.engine.attention.sparse_attention import SparseAttention
 from diptych.engine.attention.torch_backend import TorchAttention
-from diptych.engine.models.cpu_ops import CpuOps
+from diptych.engine.models.arithmetic.cpu_ops import CpuOps
 from diptych.engine.runner.backends import Setting, choose
 from diptych.engine.values.batch import ForwardMode
 

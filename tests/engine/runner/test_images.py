@@ -22,8 +22,8 @@ from diptych.checkpoints.shard import Shard
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.lora.registry import InvalidAdapter
+from diptych.engine.models.adapters.lora_host import LoraHost
 from diptych.engine.models.decoder import Decoder
-from diptych.engine.models.lora_host import LoraHost
 from diptych.engine.runner.encoded_images import EncodedImages
 from diptych.engine.runner.in_place import PartsInPlace
 from diptych.engine.runner.model_runner import ModelRunner

@@ -18,8 +18,8 @@ from diptych.checkpoints.given_tensors import GivenTensors
 from diptych.checkpoints.shard import Shard
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.errors import ConfigError
-from diptych.engine.models.lora_host import LoraHost
-from diptych.engine.models.matrix import TorchMatrix
+from diptych.engine.models.adapters.lora_host import LoraHost
+from diptych.engine.models.matrices.matrix import TorchMatrix
 from diptych.engine.runner.in_place import PartsInPlace
 from diptych.engine.runner.model_loader import ModelInPlace
 from diptych.engine.runner.model_part import ModelPart

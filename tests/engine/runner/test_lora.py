@@ -21,7 +21,7 @@ from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.errors import InvalidRequest
 from diptych.engine.lora.peft_folder import read_adapter
 from diptych.engine.lora.registry import Adapter, InvalidAdapter
-from diptych.engine.models.lora_host import LoraHost
+from diptych.engine.models.adapters.lora_host import LoraHost
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.loaded_model import ModelOptions, load_model

@@ -30,7 +30,7 @@ def stale_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_of_a_wrong_guess(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a row only the last token's is kept, whichever came true."""
+    """Only the last token's is kept of a row, whichever came true."""
 
     def last(places: RowPlaces, batch: ForwardBatch) -> Bools:
         is_kept = np.zeros(len(batch.input_ids), np.bool_)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from diptych.architectures.placement import Split
-from diptych.engine.models.ops import TorchOps
+from diptych.engine.models.arithmetic.ops import TorchOps
 from diptych.engine.tensor_parallel.communicator import TorchCommunicator
 from diptych.engine.tensor_parallel.meeting import FileMeeting
 from diptych.engine.tensor_parallel.ops import TensorParallelOps

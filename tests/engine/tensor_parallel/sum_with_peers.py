@@ -47,7 +47,7 @@ class Rank:
             self.wrong[what] += 1
 
     def beside_nccl(self) -> None:
-        """Of two numbers there is one sum, whoever makes it."""
+        """Two numbers have one sum, whoever makes it."""
         for seed, shape in enumerate(SHAPES):
             for dtype in (torch.bfloat16, torch.float16, torch.float32):
                 parts = self.parts(seed, *shape, dtype)

@@ -13,6 +13,7 @@ import s3_server
 from tier_scenes import PAGE, RUN, SharedLife
 
 from diptych.common.errors import ConfigError
+from diptych.common.net import object_stores
 from diptych.engine.tiers import object_store
 from diptych.engine.tiers.object_store import ObjectStore, open_store
 
@@ -62,7 +63,7 @@ def test_many_objects_are_deleted_at_once(given: Given, monkeypatch: pytest.Monk
     names = [f"a/{number}" for number in range(20)]
     for name in names:
         given.store.write(name, memoryview(b"0"))
-    library, asked = object_store._library(), []
+    library, asked = object_stores.library(), []
 
     def delete(store: Any, paths: Any) -> None:
         asked.append(paths)
@@ -70,7 +71,7 @@ def test_many_objects_are_deleted_at_once(given: Given, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(object_store, "NUM_DELETED", 8)
     patched = SimpleNamespace(delete=delete, head=library.head, exceptions=library.exceptions)
-    monkeypatch.setattr(object_store, "_library", lambda: patched)
+    monkeypatch.setattr(object_store, "library", lambda: patched)
     given.store.delete(names)
     assert asked == [names[:8], names[8:16], names[16:]]
     assert [given.store.size(name) for name in names] == [None] * 20
@@ -114,6 +115,6 @@ def test_what_cannot_be_opened_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"--shared-cache file:.*can't be used"):
         open_store(f"file://{tmp_path}/file")
-    monkeypatch.setattr(object_store, "LIBRARY", "no_such_library")
+    monkeypatch.setattr(object_stores, "LIBRARY", "no_such_library")
     with pytest.raises(ConfigError, match=r"needs obstore: install diptych\[store\]"):
         open_store(f"file://{tmp_path}/new")

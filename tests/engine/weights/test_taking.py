@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from diptych.checkpoints.source import BlankModel, ModelSource, open_model
-from diptych.engine.models.gpu_experts import GroupedExperts
+from diptych.engine.models.matrices.gpu_experts import GroupedExperts
 from diptych.engine.runner import loaded_model
 from diptych.engine.runner.kv_pool import new_kv
 from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_model, load_with_draft

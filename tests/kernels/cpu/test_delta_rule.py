@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diptych.architectures.recurrent import DeltaNet
 from diptych.common.errors import ConfigError
-from diptych.engine.models.delta_rule import DeltaWeights
+from diptych.engine.models.arithmetic.delta_rule import DeltaWeights
 from diptych.kernels.cpu.delta_rule import DeltaRuleKernel
 
 CPU = torch.device("cpu")

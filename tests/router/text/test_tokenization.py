@@ -22,11 +22,11 @@ from diptych.router.values.request import (
     ClientRequest,
     FramedPrompt,
     PairPrompt,
+    PoolingParams,
     Prompt,
     ServedModel,
     TextPrompt,
     TokenPrompt,
-    VectorWish,
 )
 from diptych.tokens.tokenizer import Tokenizer
 
@@ -144,12 +144,12 @@ def test_of_texts_that_are_compared_no_more_is_looked_at_than_a_prompt_may_have(
     tokenization: Tokenization, tokenizer: SlowTokenizer, make: Callable[[str, str], Prompt], is_cut: bool
 ) -> None:
     tokenizer.go_on.set()
-    wish = VectorWish(most_tokens=-1 if is_cut else 0)
+    pooling = PoolingParams(most_tokens=-1 if is_cut else 0)
     for texts in (("x" * 10**6, "a"), ("a", "x" * 10**6)):
         with pytest.raises(ContextLengthExceeded):
-            asyncio.run(tokenization.of_vectors(asked(make(*texts)), wish, 100))
+            asyncio.run(tokenization.of_vectors(asked(make(*texts)), pooling, 100))
     assert tokenizer.num_chars < 10**5
-    (found,) = asyncio.run(tokenization.of_vectors(asked(make("ab", "c")), wish, 100))
+    (found,) = asyncio.run(tokenization.of_vectors(asked(make("ab", "c")), pooling, 100))
     assert list(found.ids) == tokenizer.encode("abc")
 
 
@@ -159,7 +159,7 @@ def test_the_prompts_of_one_request_have_a_bound_together(
     monkeypatch.setattr(validation, "MAX_PAIRED_TOKENS", 9)
     client = replace(asked(PairPrompt("abcd", "e")), prompts=[PairPrompt("abcd", "e")] * 2)
     with pytest.raises(InvalidRequest, match="9 tokens together: send fewer documents at once"):
-        asyncio.run(tokenization.of_vectors(client, VectorWish(), 100))
+        asyncio.run(tokenization.of_vectors(client, PoolingParams(), 100))
 
 
 @pytest.mark.parametrize(("before", "ids"), [([], [1, 0]), ([7, 7], [7, 7, 0])])

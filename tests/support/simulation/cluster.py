@@ -204,7 +204,7 @@ class Cluster:
                 self._abort(moved, leg)
 
     def _keep_one(self, attempt: Attempt, leg: Leg, output: Output) -> None:
-        """Of a request at two workers, whoever gives the next token first keeps it."""
+        """A request is at two workers: whoever gives the next token first keeps it."""
         if not output.token_ids or leg is not attempt.decode:
             return
         former = [each for each in self.attempts.values() if each.moved_to is attempt and each.decode.end is None]

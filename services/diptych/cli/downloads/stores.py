@@ -7,16 +7,15 @@ none where objects were written in parts, or encrypted by a key of somebody's ow
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from typing import Any, Final
 
 from diptych.cli.downloads.remote_files import SUMS, Digest, Interrupted, Listing, RemoteFile, read_sums
 from diptych.common.errors import ConfigError
+from diptych.common.net.object_stores import first_line, library, open_objects, over_network
 
-LIBRARY: Final = "obstore"  # comes with an extra
+CONNECT_S: Final = 10
 PIECE: Final = 64 << 20  # bytes a call: a call is bounded in time as a whole
 PIECE_S: Final = 600
 CHUNK: Final = 1 << 20
@@ -29,11 +28,11 @@ class Store:
 
     def __init__(self, url: str, *, etag_is_md5: bool) -> None:
         self._url, self._etag_is_md5 = url, etag_is_md5
-        self._store = _opened(url)
+        self._store = open_objects(url, url, over_network(CONNECT_S, PIECE_S, {"max_retries": 0}))
 
     def listed(self) -> Listing:
         with _as_ours(self._url):
-            objects = [each for page in _library().list(self._store) for each in page]
+            objects = [each for page in library().list(self._store) for each in page]
         if not objects:
             raise ConfigError(f"{self._url}: there is nothing in it that these credentials may list")
         has_sums = any(each["path"] == SUMS for each in objects)
@@ -47,13 +46,13 @@ class Store:
             if file.identity:
                 wanted["if_match"] = file.identity
             with _as_ours(f"{self._url}/{file.name}"):
-                for data in _library().get(self._store, file.name, options=wanted).stream(min_chunk_size=CHUNK):
+                for data in library().get(self._store, file.name, options=wanted).stream(min_chunk_size=CHUNK):
                     offset += len(data)
                     yield bytes(data)
 
     def _whole(self, name: str) -> bytes:
         with _as_ours(f"{self._url}/{name}"):
-            return bytes(_library().get(self._store, name).bytes())
+            return bytes(library().get(self._store, name).bytes())
 
     def _file(self, listed: Mapping[str, Any], sums: Mapping[str, str]) -> RemoteFile:
         name, tag = listed["path"], listed["e_tag"] or ""
@@ -64,26 +63,9 @@ class Store:
         return RemoteFile(name, listed["size"], tag, digest)
 
 
-def _opened(url: str) -> Any:
-    may_be_plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")  # as the library reads it
-    options = {"connect_timeout": "10s", "timeout": f"{PIECE_S}s", "allow_http": may_be_plain}
-    try:
-        from_url = import_module(f"{LIBRARY}.store").from_url
-    except ImportError:
-        raise ConfigError(f"{url} needs obstore: install diptych[store]") from None
-    try:
-        return from_url(url, client_options=options, retry_config={"max_retries": 0})
-    except Exception as error:  # of the library, which has its own
-        raise ConfigError(f"{url} can't be used: {_first_line(error)}") from None
-
-
-def _library() -> Any:
-    return import_module(LIBRARY)
-
-
 @contextlib.contextmanager
 def _as_ours(what: str) -> Iterator[None]:
-    errors = _library().exceptions
+    errors = library().exceptions
     try:
         yield
     except (OSError, errors.BaseError) as error:
@@ -91,8 +73,8 @@ def _as_ours(what: str) -> Iterator[None]:
 
 
 def _refused(what: str, error: Exception) -> ConfigError | Interrupted:
-    """Of lists the library says the status in its words alone."""
-    errors = _library().exceptions
+    """Where a list fails, the library says the status in its words alone."""
+    errors = library().exceptions
     found = STATUS.search(str(error))
     status = int(found[1]) if found else 0
     if status == 404 or isinstance(error, (FileNotFoundError, errors.NotFoundError)):
@@ -103,8 +85,4 @@ def _refused(what: str, error: Exception) -> ConfigError | Interrupted:
         return ConfigError(f"{what}: not allowed (403): {how}")
     if isinstance(error, errors.PreconditionError):
         return ConfigError(f"{what} has changed meanwhile: start again")
-    return Interrupted(f"{what}: {_first_line(error)}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n", 1)[0]
+    return Interrupted(f"{what}: {first_line(error)}")

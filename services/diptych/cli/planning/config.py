@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, get_args
 
 from diptych.cli.platform.whereabouts import MembersConfig
-from diptych.cli.simulate import H200
+from diptych.cli.sizing.simulate import H200
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.logging import LogConfig

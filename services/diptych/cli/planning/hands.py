@@ -13,9 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
+from diptych.cli.operate.role import set_role
 from diptych.cli.planning.config import PlannerConfig
 from diptych.cli.requests.asking import ask_to_drain
-from diptych.cli.role import set_role
 from diptych.common.errors import Conflict, DiptychError, Unavailable
 from diptych.common.members.instances import name_of
 from diptych.common.members.kubernetes_api import KubernetesApi

@@ -33,7 +33,7 @@ from diptych.common.trust.trust import Trust
 from diptych.common.verdicts.drain import DrainProgress
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.service import Context, WorkerService, name_of, refuse
-from diptych.engine.frontend.weights import update_weights
+from diptych.engine.frontend.weights.weight_changes import update_weights
 from diptych.v1 import admin_pb2, admin_pb2_grpc, engine_pb2
 from diptych.v1.admin_pb2 import (
     AdminCommand,

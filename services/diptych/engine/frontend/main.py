@@ -30,7 +30,6 @@ from diptych.common.verdicts.probes import Probes
 from diptych.engine.cache.kv_feed import KvFeeds
 from diptych.engine.frontend.admin import RoleChanges, WorkerAdminService, WorkerDrain, role_route
 from diptych.engine.frontend.config import WorkerConfig
-from diptych.engine.frontend.givers import name_givers
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.health import WorkerHealth
 from diptych.engine.frontend.metrics import WorkerMetrics, metrics_app
@@ -41,7 +40,8 @@ from diptych.engine.frontend.scheduler_start import open_served, scheduler_confi
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
-from diptych.engine.frontend.weight_routes import weight_routes
+from diptych.engine.frontend.weights.givers import name_givers
+from diptych.engine.frontend.weights.weight_routes import weight_routes
 from diptych.engine.nodes.following import GroupEnded
 from diptych.engine.nodes.leading import GroupLeader
 from diptych.tokens.tokenizer import stay_in_the_callers_thread

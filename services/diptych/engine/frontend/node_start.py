@@ -38,7 +38,7 @@ class LeadNodes:
         return GroupLeader(self.roster, instance.instance_id, self.place.host, self._on_leaving, instance.nodes.extend)
 
     def _on_leaving(self) -> None:
-        """Of a node that was told to stop: told again, it is in a hurry."""
+        """Have the node stop; told again, it is in a hurry."""
         (self.stop.hurry if self.stop.is_set() else self.stop).set()
 
 

@@ -13,18 +13,18 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.staged_batch import StagedBatch
-from diptych.engine.models.axial_rope import AxialRope
+from diptych.engine.models.arithmetic.axial_rope import AxialRope
+from diptych.engine.models.arithmetic.ops import Ops
 from diptych.engine.models.layer import Layer, new_layer
 from diptych.engine.models.layers.buffers import Buffers, Widths
 from diptych.engine.models.layers.layer_communicator import LayerCommunicator, Stream
 from diptych.engine.models.layers.layer_end import PerLayerInputs
 from diptych.engine.models.layers.norm import Norm, new_norm
 from diptych.engine.models.layers.row_joint import RowJoint
-from diptych.engine.models.matrix import Matrix
-from diptych.engine.models.ops import Ops
+from diptych.engine.models.matrices.matrix import Matrix
+from diptych.engine.models.matrices.weights import Weights
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.models.vision_tower import VisionTower
-from diptych.engine.models.weights import Weights
 from diptych.engine.values.batch import OnLayer
 
 ENDS: Final = 0  # a part of a model; layer i is part 1 + i

@@ -22,8 +22,8 @@ from diptych.engine.attention.layer_constants import angle_table
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.attention.torch_backend import rotate, turns
 from diptych.engine.models.decoder import States
+from diptych.engine.models.matrices.weights import Weights
 from diptych.engine.models.pieces import Pieces
-from diptych.engine.models.weights import Weights
 from diptych.engine.values.batch import OnLayer
 
 _ACTIVATIONS: Final[Mapping[EncoderActivation, Callable[[Tensor], Tensor]]] = {

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
+from diptych.engine.models.arithmetic.ops import Ops
 from diptych.engine.models.layers.attention import Projections, StateMixer
 from diptych.engine.models.layers.dense_beside_moe import DenseBesideMoe
 from diptych.engine.models.layers.latent_attention import DecompressedBlock, LatentAttentionBlock
@@ -17,8 +18,7 @@ from diptych.engine.models.layers.mlp import FeedForward, Mlp
 from diptych.engine.models.layers.moe import MoeBlock
 from diptych.engine.models.layers.norm import Norm, RmsNorm, new_norm
 from diptych.engine.models.layers.query_growth import Growth, new_growth
-from diptych.engine.models.ops import Ops
-from diptych.engine.models.weights import Weights
+from diptych.engine.models.matrices.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.options.speculation import parse_speculate
 from diptych.engine.options.store_url import check_store
 from diptych.engine.schedule.pace.step_sizes import GivenSizes
-from diptych.engine.tensor_parallel.rank_id import rank_id
+from diptych.engine.tensor_parallel.transfers.rank_id import rank_id
 from diptych.engine.values.limits import MAX_DRAFTS, PIN_SHARE, RETRACTED_S, Scheduling
 from diptych.engine.values.policy_names import EvictionPolicy, SchedulePolicy
 from diptych.engine.values.transfer_rules import TransferRules

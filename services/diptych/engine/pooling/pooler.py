@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diptych.architectures.pooling import Activation, Pooling
 from diptych.common.arrays import I64
-from diptych.engine.models.weights import Weights
+from diptych.engine.models.matrices.weights import Weights
 from diptych.engine.values.batch import NO_TOKEN, ForwardBatch, StepResult
 
 _ACTIVATIONS: Final[Mapping[Activation, Callable[[Tensor], Tensor]]] = {

@@ -29,10 +29,10 @@ from diptych.engine.attention.kinds import KindsAttention, KindsGraphAttention
 from diptych.engine.attention.layer_constants import Ropes
 from diptych.engine.attention.sparse_attention import SparseAttention
 from diptych.engine.attention.torch_backend import TorchAttention
-from diptych.engine.models.cpu_ops import CpuOps
-from diptych.engine.models.lora import LowRankKernels, LowRankSetting, LowRankSlots
-from diptych.engine.models.low_rank_tables import TableSlots, by_torch
-from diptych.engine.models.ops import Ops, TorchOps
+from diptych.engine.models.adapters.lora import LowRankKernels, LowRankSetting, LowRankSlots
+from diptych.engine.models.adapters.low_rank_tables import TableSlots, by_torch
+from diptych.engine.models.arithmetic.cpu_ops import CpuOps
+from diptych.engine.models.arithmetic.ops import Ops, TorchOps
 from diptych.engine.runner.sampling.cpu_sampler import CpuSampler
 from diptych.engine.runner.sampling.sampler import Sampler
 from diptych.engine.runner.sampling.torch_sampler import TorchSampler
@@ -99,8 +99,8 @@ def narrowing(backend: Backend, dtype: torch.dtype, device: torch.device) -> Ops
     """Return what computes in place of `backend.ops` if weights are to be made FP8. Raises `ConfigError`."""
     if not backend.only_queues:
         raise ConfigError("--quantization fp8 is for GPUs, with attention backend 'triton' or 'flashinfer': use 'auto'")
-    from diptych.engine.models.gpu_fp8 import has_fp8
-    from diptych.engine.models.gpu_ops import GpuOps
+    from diptych.engine.models.arithmetic.gpu_ops import GpuOps
+    from diptych.engine.models.matrices.gpu_fp8 import has_fp8
 
     if not has_fp8(device):
         raise ConfigError("--quantization fp8 needs a GPU whose FP8 there are kernels for, such as an H100 or H200")
@@ -156,7 +156,7 @@ def _fastest(kinds: Sequence[Setting]) -> str:
 
 
 def _gpu_ops(dtype: torch.dtype, device: torch.device) -> Ops:
-    from diptych.engine.models.gpu_ops import GpuOps  # needs Triton, which CPUs have no use for
+    from diptych.engine.models.arithmetic.gpu_ops import GpuOps  # needs Triton, which CPUs have no use for
 
     return GpuOps(dtype, device)
 
@@ -172,7 +172,7 @@ def _gpu_slots(setting: LowRankSetting) -> LowRankSlots:
 
 
 def _fixed_order_ops(dtype: torch.dtype, device: torch.device) -> Ops:
-    from diptych.engine.models.fixed_order_ops import FixedOrderOps
+    from diptych.engine.models.arithmetic.fixed_order_ops import FixedOrderOps
 
     return FixedOrderOps(dtype, device)
 

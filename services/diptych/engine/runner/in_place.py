@@ -19,8 +19,8 @@ import torch
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.common.errors import ConfigError
 from diptych.engine.models.decoder import Decoder
-from diptych.engine.models.matrix import Matrix
-from diptych.engine.models.weights import Weights
+from diptych.engine.models.matrices.matrix import Matrix
+from diptych.engine.models.matrices.weights import Weights
 from diptych.engine.runner.loaded_model import LoadedModel
 
 

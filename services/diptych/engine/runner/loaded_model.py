@@ -23,15 +23,15 @@ from diptych.common.errors import ConfigError
 from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.layer_constants import new_sinks, rope_tables
 from diptych.engine.attention.staged_batch import StagedBatch
+from diptych.engine.models.adapters.lora import Loras, LowRankSetting, adapted_matrices
+from diptych.engine.models.arithmetic.ops import Ops
 from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.encoder import EncoderModel
 from diptych.engine.models.layers.buffers import Buffers
-from diptych.engine.models.lora import Loras, LowRankSetting, adapted_matrices
-from diptych.engine.models.matrix import Matrix
-from diptych.engine.models.ops import Ops
+from diptych.engine.models.matrices.matrix import Matrix
+from diptych.engine.models.matrices.weights import Assembly, Weights, load
 from diptych.engine.models.pieces import Pieces
 from diptych.engine.models.vision_tower import VisionTower
-from diptych.engine.models.weights import Assembly, Weights, load
 from diptych.engine.pooling.pooler import Pooler
 from diptych.engine.runner.attention_capture import AttentionCapture
 from diptych.engine.runner.backends import Backend, Setting, choose, narrowing
@@ -208,9 +208,6 @@ def load_model(
             _check_fixed_order(part.config, 1 if communicator is None else communicator.size)
         if kv.is_cuda and part.config.pooling is not None and part.config.pooling.needs_all_tokens:
             words = f"pooling by {part.config.pooling.method} is not computed on GPUs yet: give --device cpu"
-            raise ConfigError(f"{part.config.model_id}: {words}")
-        if kv.is_cuda and part.config.tower is not None:
-            words = "models that see images are not computed on GPUs yet: give --device cpu"
             raise ConfigError(f"{part.config.model_id}: {words}")
         kinds = _kinds(part.config.attending, main, kv, options, sinks)
         backend = _choose(kinds, options)

@@ -12,7 +12,7 @@ from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.shard import Shard, cut_tensors
 from diptych.checkpoints.source import ModelSource
 from diptych.engine.lora.rank_part import adapted_placement
-from diptych.engine.models.ops import Ops
+from diptych.engine.models.arithmetic.ops import Ops
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.tensor_parallel.ops import TensorParallelOps
 

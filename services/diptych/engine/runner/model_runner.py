@@ -11,7 +11,7 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.source import ModelSource
 from diptych.engine.attention.staged_batch import logits_rows, stage
-from diptych.engine.models.lora import Loras
+from diptych.engine.models.adapters.lora import Loras
 from diptych.engine.runner.draft_model import CpuDraftModel
 from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_with_draft
 from diptych.engine.runner.next_layer import CpuNextLayer

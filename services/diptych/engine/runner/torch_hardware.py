@@ -16,8 +16,8 @@ from diptych.common.errors import ConfigError
 from diptych.engine.cache.host_pages import HostPages
 from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.lora.host import AdapterHost
-from diptych.engine.models.lora import Loras, Prepared
-from diptych.engine.models.lora_host import LoraHost
+from diptych.engine.models.adapters.lora import Loras, Prepared
+from diptych.engine.models.adapters.lora_host import LoraHost
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import head_share, pool_layout
 from diptych.engine.options.served_model import as_served

@@ -44,7 +44,7 @@ from diptych.kvtransfer.transport import DevicePages, Pool, ProbePages, Transpor
 from diptych.v1 import bootstrap_pb2
 
 if TYPE_CHECKING:  # needs torch, whose threads are configured first
-    from diptych.engine.models.lora import Loras
+    from diptych.engine.models.adapters.lora import Loras
     from diptych.engine.weights.memory import WeightMemory
     from diptych.engine.weights.taking import Taking
 

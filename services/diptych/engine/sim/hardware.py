@@ -50,7 +50,7 @@ from diptych.kvtransfer.transport import Pool, TransportMemory
 from diptych.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # needs torch
-    from diptych.engine.models.lora import Loras
+    from diptych.engine.models.adapters.lora import Loras
 
 IMPOSSIBLE: Final = -100.0  # log-probability of what the model would not say
 

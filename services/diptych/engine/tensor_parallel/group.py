@@ -20,8 +20,8 @@ from diptych.engine.tensor_parallel.adapters import TensorParallelAdapters
 from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog, draft_to_wire, page_bytes, step_to_wire
 from diptych.engine.tensor_parallel.rank_tasks import LeadTasks
 from diptych.engine.tensor_parallel.ranked_files import RankedFiles
-from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
-from diptych.engine.tensor_parallel.transport import TensorParallelTransport
+from diptych.engine.tensor_parallel.transfers.ranked_link import ranked_metadata
+from diptych.engine.tensor_parallel.transfers.transport import TensorParallelTransport
 from diptych.engine.tensor_parallel.weight_sets import RankWeights, TensorParallelWeights, WeightSets
 from diptych.engine.tiers.medium import Medium
 from diptych.engine.tiers.page_files import PageFiles

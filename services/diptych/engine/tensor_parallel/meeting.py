@@ -46,7 +46,7 @@ class Meeting(Protocol):
 
 
 class FileMeeting:
-    """Of ranks on one host."""
+    """A meeting of ranks on one host."""
 
     interface = LOOPBACK  # nobody else's business
     is_on_one_host = True
@@ -66,7 +66,7 @@ class FileMeeting:
 
 
 class StoreMeeting:
-    """Of ranks on several nodes."""
+    """A meeting of ranks on several nodes."""
 
     is_on_one_host = False
 

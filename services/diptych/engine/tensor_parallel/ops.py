@@ -10,11 +10,11 @@ from torch import Tensor
 from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
 from diptych.architectures.recurrent import DeltaNet
-from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
-from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, Weight
-from diptych.engine.models.ops import Experts, Gated, Ops
+from diptych.engine.models.arithmetic.delta_rule import DeltaRule, DeltaWeights
+from diptych.engine.models.arithmetic.ops import Experts, Gated, Ops
+from diptych.engine.models.arithmetic.state_rules import StateRules
+from diptych.engine.models.matrices.matrix import Activate, HeadMatrices, Matrix, Weight
 from diptych.engine.models.ranks import Ranks
-from diptych.engine.models.state_rules import StateRules
 from diptych.engine.tensor_parallel.communicator import Communicator
 
 _VOCABULARY = ("embed", "embed_per_layer", "lm_head")

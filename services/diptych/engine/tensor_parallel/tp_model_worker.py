@@ -13,7 +13,6 @@ import zmq
 from diptych.common.arrays import I32
 from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.tensor_parallel.channels import Reaching
-from diptych.engine.tensor_parallel.fan_out import FanOut
 from diptych.engine.tensor_parallel.rank_log import (
     EVENTS,
     RESTORES,
@@ -26,6 +25,7 @@ from diptych.engine.tensor_parallel.rank_log import (
     write_from_wire,
 )
 from diptych.engine.tensor_parallel.ranked_files import RankFiles
+from diptych.engine.tensor_parallel.transfers.fan_out import FanOut
 from diptych.engine.values.batch import DraftModel, ForwardBatch
 from diptych.kvtransfer.errors import TransferError, TransferQueueFull
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, ProbePages, Transport, TransportEvent

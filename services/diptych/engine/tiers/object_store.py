@@ -1,23 +1,20 @@
 """A store of objects by names, as a thread calls it: S3, GCS, Azure or a directory, by `obstore`.
 
 All of it may wait for as long as the library lets it, and raises `OSError`: `FileNotFoundError` of what is not there.
-Credentials, endpoints and regions are read from the environment, as the library documents.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from diptych.common.errors import ConfigError
+from diptych.common.net.object_stores import as_os_errors, library, open_objects, over_network
 from diptych.engine.options.store_url import directory_of
 from diptych.engine.tiers.page_format import Buffer
 
-LIBRARY: Final = "obstore"  # comes with an extra
 NUM_DELETED: Final = 1000  # objects that a store deletes at once, at most
 CONNECT_S: Final = 1  # after these, a call to a store over the network has failed
 CALL_S: Final = 5
@@ -66,16 +63,16 @@ class Obstore:
         self._store = store
 
     def size(self, name: str) -> int | None:
-        with _as_os_errors():
+        with as_os_errors():
             try:
-                return int(_library().head(self._store, name)["size"])
+                return int(library().head(self._store, name)["size"])
             except FileNotFoundError:
                 return None
 
     def read(self, name: str, offset: int, nbytes: int) -> Buffer:
         try:
-            with _as_os_errors():
-                return memoryview(_library().get_range(self._store, name, start=offset, length=nbytes))
+            with as_os_errors():
+                return memoryview(library().get_range(self._store, name, start=offset, length=nbytes))
         except FileNotFoundError:
             raise
         except OSError:  # stores disagree about what lies behind an end
@@ -85,65 +82,40 @@ class Obstore:
 
     def write(self, name: str, data: memoryview) -> None:
         whole = bytes(data)  # the library may keep a view for longer than the call, and who calls writes there again
-        with _as_os_errors():
-            _library().put(self._store, name, whole, use_multipart=False)
+        with as_os_errors():
+            library().put(self._store, name, whole, use_multipart=False)
 
     def delete(self, names: Sequence[str]) -> None:
-        with _as_os_errors():
+        with as_os_errors():
             for start in range(0, len(names), NUM_DELETED):
                 self._delete(names[start : start + NUM_DELETED])
 
     def _delete(self, names: Sequence[str]) -> None:
         try:
-            _library().delete(self._store, list(names))
+            library().delete(self._store, list(names))
         except FileNotFoundError:  # directories and some stores say so, and leave the others
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
-                    _library().delete(self._store, name)
+                    library().delete(self._store, name)
 
     def entries(self) -> Iterator[Entry]:
-        with _as_os_errors():
-            for each in (each for page in _library().list(self._store) for each in page):
+        with as_os_errors():
+            for each in (each for page in library().list(self._store) for each in page):
                 yield Entry(each["path"], each["size"], each["last_modified"].timestamp())
 
 
 def open_store(url: str) -> ObjectStore:
     """Open a store; nothing is asked of it yet. Raises `ConfigError`."""
-    try:
-        from_url = import_module(f"{LIBRARY}.store").from_url
-    except ImportError:
-        raise ConfigError("--shared-cache needs obstore: install diptych[store]") from None
-    try:
-        return Obstore(url, from_url(url, **_how(url)))
-    except Exception as error:  # of the library, which has its own
-        raise ConfigError(f"--shared-cache {url} can't be used: {_first_line(error)}") from None
+    return Obstore(url, open_objects(f"--shared-cache {url}", url, _how(url)))
 
 
 def _how(url: str) -> dict[str, Any]:
-    """Return the arguments that open a store. A directory is made, for this user alone. Raises `OSError`."""
+    """Return the options that open a store. A directory is made, for this user alone. Raises `ConfigError`."""
     folder = directory_of(url)
-    if folder is not None:
-        Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
-        return {}
-    may_be_plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")  # as the library reads it
-    options = {"connect_timeout": f"{CONNECT_S}s", "timeout": f"{CALL_S}s", "allow_http": may_be_plain}
-    return {"client_options": options, "retry_config": {"max_retries": 0}}
-
-
-def _library() -> Any:
-    return import_module(LIBRARY)
-
-
-@contextlib.contextmanager
-def _as_os_errors() -> Iterator[None]:
-    """Raise errors of the library as what they are here; those of arguments are ours."""
+    if folder is None:
+        return over_network(CONNECT_S, CALL_S, {"max_retries": 0})
     try:
-        yield
-    except OSError:
-        raise
-    except _library().exceptions.BaseError as error:
-        raise OSError(_first_line(error)) from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n", 1)[0]
+        Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"--shared-cache {url} can't be used: {error}") from None
+    return {}

@@ -1,4 +1,4 @@
-"""Of which layers a worker can tell what tokens look at."""
+"""The layers of which a worker can tell what tokens look at."""
 
 from __future__ import annotations
 

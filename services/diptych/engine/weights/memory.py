@@ -19,7 +19,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from diptych.engine.models.lora import LoraEmbedding, LoraMatrix
+from diptych.engine.models.adapters.lora import LoraEmbedding, LoraMatrix
 from diptych.kernels.cpu import library
 
 MODULES: Final = ("diptych.engine.models", "diptych.kernels")  # whose objects are walked

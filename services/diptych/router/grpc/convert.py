@@ -29,7 +29,7 @@ from diptych.router.text.parsing.parts import Content, Part, Reasoning, ToolArgu
 from diptych.router.text.parsing.tool_use import NO_ARGUMENTS, NO_TOOLS, Choice, Function, ToolUse, choose
 from diptych.router.values.images import ImageInput, image_at
 from diptych.router.values.output import Output, Piece, Scores, Usage, choose_best, total_usage
-from diptych.router.values.request import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt, VectorWish
+from diptych.router.values.request import ChatPrompt, ClientRequest, PoolingParams, Prompt, TextPrompt, TokenPrompt
 from diptych.router.values.slo_tiers import SloWish
 from diptych.router.values.validation import MAX_INPUTS, MAX_TOKENS
 from diptych.router.values.vectors import Pooled
@@ -183,7 +183,7 @@ def vectors_from_wire(
         account=Account(caller.name or options.tenant, options.priority),
         hints=hints_of(caller.cache_owner, options.cache_salt),
         caller=caller,
-        vectors=VectorWish(labels, options.truncate_prompt_tokens, options.truncate_left),
+        vectors=PoolingParams(labels, options.truncate_prompt_tokens, options.truncate_left),
     )
 
 

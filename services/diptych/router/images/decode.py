@@ -71,7 +71,7 @@ class OpenedImage:
 
     @property
     def num_bytes(self) -> int:
-        """Of its pixels, scaled."""
+        """The numbers of its scaled pixels."""
         return CHANNELS * self.height * self.width
 
 

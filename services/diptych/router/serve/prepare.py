@@ -20,7 +20,7 @@ from diptych.router.admission.body_budget import BodyBudget
 from diptych.router.admission.held_pixels import HeldPixels
 from diptych.router.images.reader import ImageReader
 from diptych.router.text.tokenization import Tokenization
-from diptych.router.values.request import ClientRequest, GenerationRequest, ServedModel, VectorWish
+from diptych.router.values.request import ClientRequest, GenerationRequest, PoolingParams, ServedModel
 from diptych.router.values.slo_tiers import NO_TIERS, Tiers
 from diptych.router.values.validation import check_len, check_model, check_pool, check_request, output_room
 from diptych.router.workers.fleet import Fleet
@@ -133,8 +133,10 @@ class Preparer:
         except TimeoutError:
             raise DeadlineExceeded("the request's time passed before its prompt was read") from None
 
-    async def _prepare_vectors(self, client: ClientRequest, wish: VectorWish, limit: int) -> list[GenerationRequest]:
-        prompts = await self.tokenization.of_vectors(client, wish, limit)
+    async def _prepare_vectors(
+        self, client: ClientRequest, pooling: PoolingParams, limit: int
+    ) -> list[GenerationRequest]:
+        prompts = await self.tokenization.of_vectors(client, pooling, limit)
         for prompt in prompts:
             check_len(len(prompt.ids), limit)
         if adapter := self.adapter(client.model):

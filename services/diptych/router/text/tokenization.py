@@ -31,13 +31,13 @@ from diptych.router.values.request import (
     Echo,
     FramedPrompt,
     PairPrompt,
+    PoolingParams,
     Prompt,
     PromptText,
     ServedModel,
     TextPrompt,
     Tokenized,
     TokenPrompt,
-    VectorWish,
     images_of,
 )
 from diptych.router.values.validation import (
@@ -127,13 +127,13 @@ class Tokenization:
         """The same, as tokens in any case."""
         return await self._read_all(client, partial(self._encode, _bounds(client, max_tokens)), max_tokens, held)
 
-    async def of_vectors(self, client: ClientRequest, wish: VectorWish, context_len: int) -> list[Tokenized]:
-        """Return prompts as tokens of which no text is made, cut as is wished. Raises the caller's `DiptychError`."""
-        most = context_len if wish.most_tokens < 0 else wish.most_tokens
+    async def of_vectors(self, client: ClientRequest, pooling: PoolingParams, context_len: int) -> list[Tokenized]:
+        """Return prompts as tokens of which no text is made, cut as is asked. Raises the caller's `DiptychError`."""
+        most = context_len if pooling.most_tokens < 0 else pooling.most_tokens
         bounds = _bounds(client, CUT_CONTEXTS * context_len if most else context_len)
         found, num_tokens = [], 0
         for prompt in client.prompts:
-            found.append(Tokenized(await self._of_vector(bounds, prompt, most, wish.keeps_end)))
+            found.append(Tokenized(await self._of_vector(bounds, prompt, most, pooling.keeps_end)))
             check_not_empty(found[-1].ids)
             num_tokens += len(found[-1].ids)
             check_total(num_tokens)

@@ -138,8 +138,8 @@ class CallState:
 
 
 @dataclass(frozen=True, slots=True)
-class VectorWish:
-    """That no text is wanted, but a vector of each prompt."""
+class PoolingParams:
+    """What is asked of vectors, where no text is wanted but one of each prompt."""
 
     labels: tuple[int, ...] = ()  # of a model that makes text: the log-probabilities of these tokens
     most_tokens: int = 0  # longer prompts are cut to so many; -1: to as many as the model takes; 0: they are refused
@@ -174,7 +174,7 @@ class ClientRequest:
     routing: Routing = DEFAULT_ROUTING
     trace: Trace = NO_TRACE
     tool: str = ""  # that the client will run with the answer; empty: what the answer calls
-    vectors: VectorWish | None = None  # None: text is wanted
+    vectors: PoolingParams | None = None  # None: text is wanted
     served_by: ServedBy = field(default_factory=ServedBy)
     state: CallState = field(default_factory=CallState)
     turn: Turn | None = None  # of a session, whose tokens its prompt begins with

@@ -20,7 +20,7 @@ PAGE, PER_STATE, NUM_PAGES = 4, 3, 4000
 
 
 def full_cache(seed: int) -> KvCache:
-    """Of conversations that fork and go on, as many as there is room for, and it is learned which do."""
+    """Conversations fork and go on, as many as there is room for, and it is learned which do."""
     cache, rng, texts = new_cache(), random.Random(seed), list[list[int]]()
     for each in range(FEWEST + 200):
         if not texts or rng.random() < 0.5:

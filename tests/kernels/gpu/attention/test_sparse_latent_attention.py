@@ -118,7 +118,7 @@ def test_a_row_has_the_same_bits_beside_any_others(num_parts: int, device: torch
 def test_a_row_that_sees_no_more_has_the_bits_of_one_that_does_not_choose(
     dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Of the dense kernel, with one share: the tiles are the same, and so is their order."""
+    """The dense kernel gives them, with one share: the tiles are the same, and so is their order."""
     case = Case((130,), page_size=16, dtype=dtype, kv_dtype=dtype)
     kv = torch.randn(12, 1, case.page_size, 1, 48, device=device).to(dtype)
     pages = torch.randperm(12, device=device)[:10].to(torch.int32)

@@ -164,7 +164,7 @@ def mxfp4(block: int, dtype: str, k: int, num_rows: int = 1 << 20) -> Kernel:
 
 
 def adapters() -> Iterator[Kernel]:
-    """Of rank 16 to 64, few tokens and many."""
+    """Adapters have rank 16 to 64; tokens are few and many."""
     slots = {"memory": "*bf16", "heads": "*i64", "tokens": "*i32", "tiles": "*i32"}
     sizes = {"num_tokens": "i32", "slot_size": "i64", "head_size": "i32", "first_part": "i32"}
     odd = frozenset({"num_tokens", "first_part"})

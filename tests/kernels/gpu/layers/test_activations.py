@@ -8,7 +8,7 @@ import torch
 from gpu_cases import FLOATS, on_gpu
 from torch import Tensor
 
-from diptych.engine.models.ops import TorchOps
+from diptych.engine.models.arithmetic.ops import TorchOps
 from diptych.kernels.gpu.layers.activations import clamped_swiglu, gelu_tanh_and_mul, mul_sigmoid, silu_and_mul
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # of the interpreter's NumPy

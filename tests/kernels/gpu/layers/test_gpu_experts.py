@@ -4,9 +4,9 @@ import pytest
 import torch
 from gpu_cases import FLOATS, on_gpu
 
-from diptych.engine.models.gpu_experts import GroupedExperts
-from diptych.engine.models.matrix import TorchMatrix
-from diptych.engine.models.ops import ExpertsInTurn
+from diptych.engine.models.arithmetic.ops import ExpertsInTurn
+from diptych.engine.models.matrices.gpu_experts import GroupedExperts
+from diptych.engine.models.matrices.matrix import TorchMatrix
 from diptych.kernels.gpu.layers.activations import silu_and_mul
 from diptych.kernels.gpu.layers.moe import ExpertWeights
 

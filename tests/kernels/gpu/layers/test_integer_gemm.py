@@ -10,7 +10,7 @@ import torch
 from gpu_cases import FLOATS, on_gpu
 from torch import Tensor
 
-from diptych.engine.models.gpu_integers import GpuIntegers
+from diptych.engine.models.matrices.gpu_integers import GpuIntegers
 from diptych.kernels.gpu.layers import integer_words
 from diptych.kernels.gpu.layers.integer_gemm import BLOCKS, IntegerTile, integer_gemm, most_tiles
 from diptych.kernels.gpu.layers.integer_matrix import IntegerMatrix, widen
@@ -92,7 +92,7 @@ def test_what_is_kept_is_all_there(
 def test_a_product_is_that_of_the_dequantised_weight(
     code: Code, group: int, has_mins: bool, scales: type, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Of a size that no tile divides, by programs that share the columns."""
+    """The matrix has a size that no tile divides, and programs share its columns."""
     array = random_array(70, 328, code, group, has_mins, scales)
     layout = IntegerMatrix.of(array, CPU).layout
     narrow = dtype != torch.float32
@@ -135,7 +135,7 @@ def test_a_matrix_multiplies_any_number_of_rows_into_a_part_of_wider_ones(m: int
 
 
 def test_a_large_weight_is_widened_a_part_at_a_time(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diptych.engine.models.gpu_integers.WORKSPACE_NBYTES", 0)
+    monkeypatch.setattr("diptych.engine.models.matrices.gpu_integers.WORKSPACE_NBYTES", 0)
     array, x = random_array(600, 64, "int8", 32, has_mins=False), torch.randn(4, 64, device=device)
     matrix, out = GpuIntegers.of(array, torch.float32, device), torch.empty(4, 600, device=device)
     assert matrix is not None

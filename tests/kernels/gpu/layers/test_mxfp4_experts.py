@@ -14,9 +14,9 @@ from torch import Tensor
 from diptych.architectures.config import ClampedSwiglu
 from diptych.architectures.placement import Split
 from diptych.checkpoints.quantization.weight import QuantizedWeight
-from diptych.engine.models.gpu_experts import PackedMatrix
-from diptych.engine.models.gpu_ops import GpuMatrix, GpuOps
-from diptych.engine.models.ops import Ops, TorchOps, activate_of
+from diptych.engine.models.arithmetic.gpu_ops import GpuMatrix, GpuOps
+from diptych.engine.models.arithmetic.ops import Ops, TorchOps, activate_of
+from diptych.engine.models.matrices.gpu_experts import PackedMatrix
 from diptych.kernels.gpu.layers.moe import BLOCKS, ExpertWeights, align_experts, reference_grouped_quantized
 from diptych.kernels.gpu.layers.mxfp4_experts import (
     BIAS,

@@ -5,7 +5,7 @@ import torch
 from gpu_cases import FLOATS, on_gpu
 from torch import Tensor
 
-from diptych.engine.models.ops import TorchOps
+from diptych.engine.models.arithmetic.ops import TorchOps
 from diptych.kernels.gpu.layers.norms import add_rms_norm, norm_heads, rms_norm
 
 EPS = 1e-5

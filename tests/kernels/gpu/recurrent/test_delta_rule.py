@@ -11,8 +11,8 @@ from gpu_cases import FLOATS, on_gpu
 from torch import Tensor
 
 from diptych.architectures.recurrent import DeltaNet
-from diptych.engine.models.delta_rule import TorchDeltaRule
-from diptych.engine.models.gpu_delta_rule import GpuDeltaRule
+from diptych.engine.models.arithmetic.delta_rule import TorchDeltaRule
+from diptych.engine.models.arithmetic.gpu_delta_rule import GpuDeltaRule
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}  # two of a narrow type's last bit
 SHAPES = {

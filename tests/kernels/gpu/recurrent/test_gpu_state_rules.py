@@ -9,10 +9,10 @@ import torch
 from gpu_cases import FLOATS, on_gpu
 from torch import Tensor
 
-from diptych.engine.models.gpu_state_rules import TritonStateRules
-from diptych.engine.models.layers.kimi_delta_rule import Decay
-from diptych.engine.models.layers.mamba2_scan import Heads
-from diptych.engine.models.state_rules import StateRules, TorchStateRules
+from diptych.engine.models.arithmetic.gpu_state_rules import TritonStateRules
+from diptych.engine.models.arithmetic.state_rules import StateRules, TorchStateRules
+from diptych.engine.models.layers.recurrent.kimi_delta_rule import Decay
+from diptych.engine.models.layers.recurrent.mamba2_scan import Heads
 
 SLOTS = [5, -1, 0, 3, -1]
 UNTOUCHED = 7.0

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from diptych.cli.status import StatusConfig, look, main
+from diptych.cli.observe.status import StatusConfig, look, main
 from diptych.common.errors import ConfigError
 from diptych.common.net.ports import free_port
 from diptych.common.trust.trust import INSECURE

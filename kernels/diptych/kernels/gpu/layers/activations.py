@@ -1,7 +1,7 @@
 """The gated activations of feed-forward networks, one pass over memory.
 
-Rule: results are rounded where `TorchOps` of `diptych.engine.models.ops` rounds them: with SiLU and GELU the activated
-gate before it is multiplied, with the clamped SwiGLU only the product.
+Rule: results are rounded where `TorchOps` of `diptych.engine.models.arithmetic.ops` rounds them: with SiLU and GELU the
+activated gate before it is multiplied, with the clamped SwiGLU only the product.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """RMS norms: of the residual stream, with what a block adds to it in the same pass, and of the heads of q and k.
 
 One program has one row in registers, so that memory is read and written once. Rule: what is rounded, and when, is as in
-`TorchOps` of `diptych.engine.models.ops`: a sum is rounded before it is normed, and a normed value to the type of the
-weights before it is multiplied by them (Gemma's are float32, so its values are rounded once, at the end).
+`TorchOps` of `diptych.engine.models.arithmetic.ops`: a sum is rounded before it is normed, and a normed value to the
+type of the weights before it is multiplied by them (Gemma's are float32, so its values are rounded once, at the end).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Three kernels: logarithms of decays are added up in each chunk; each chunk solves for what its tokens change, as those
 of the gated delta rule do (arXiv 2412.06464); `scan_chunks` goes through the chunks of a head one after the other. The
-torch reference is `diptych.engine.models.layers.kimi_delta_rule`. Requests of one token are left alone.
+torch reference is `diptych.engine.models.layers.recurrent.kimi_delta_rule`. Requests of one token are left alone.
 
 What two tokens have to do with each other decays by channels, so it is no product of matrices by itself. Between the
 tokens of two halves of a block it is one: those of the second half have decayed since the first one ended, those of the

@@ -2,7 +2,8 @@
 
 A program has some value dimensions of a head, and of its state the columns that belong to them: these stay in registers
 between decay, look-up, correction and reading, so a state is read and written once. The torch reference is
-`diptych.engine.models.layers.kimi_delta_rule`. A slot of -1 is nobody's: nothing of its row is read or written.
+`diptych.engine.models.layers.recurrent.kimi_delta_rule`. A slot of -1 is nobody's: nothing of its row is read or
+written.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """State spaces with one decay a head and token (Mamba 2, arXiv 2405.21060, section 6), for prompts.
 
 Two kernels: each chunk of a group finds what its tokens read of each other; `scan_chunks` goes through the chunks of a
-head one after the other. The torch reference is `diptych.engine.models.layers.mamba2_scan`. Requests of one token are
-left alone.
+head one after the other. The torch reference is `diptych.engine.models.layers.recurrent.mamba2_scan`. Requests of one
+token are left alone.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A program has some dimensions of a head, and the rows of its state that belong to them: these stay in registers between
 decay, addition and reading, so a state is read and written once. The torch reference is
-`diptych.engine.models.layers.mamba2_scan`. A slot of -1 is nobody's: nothing of its row is read or written.
+`diptych.engine.models.layers.recurrent.mamba2_scan`. A slot of -1 is nobody's: nothing of its row is read or written.
 """
 
 from __future__ import annotations

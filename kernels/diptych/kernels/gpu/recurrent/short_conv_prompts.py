@@ -1,7 +1,7 @@
 """Several tokens of a short causal convolution of each of some requests, whose newest inputs are in slots of a pool.
 
 Sums are in float32 and in the order of the text, as those of the torch reference
-(`diptych.engine.models.layers.short_conv`). Requests of one token are left alone.
+(`diptych.engine.models.layers.recurrent.short_conv`). Requests of one token are left alone.
 """
 
 from __future__ import annotations

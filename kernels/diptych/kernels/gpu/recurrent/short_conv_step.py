@@ -1,7 +1,7 @@
 """One token of a short causal convolution of each of several requests, whose newest inputs are in slots of a pool.
 
 Sums are in float32 and in the order of the text, as those of the torch reference
-(`diptych.engine.models.layers.short_conv`). A slot of -1 is nobody's: nothing of its row is read or written.
+(`diptych.engine.models.layers.recurrent.short_conv`). A slot of -1 is nobody's: nothing of its row is read or written.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ SCORES: Final[Mapping[EvictionPolicy, Score]] = {"lru": lru, "lfu": lfu}
 
 
 class Worth(NamedTuple):
-    """Of a node with a state."""
+    """What a node with a state is worth."""
 
     once: int  # of the text up to it, when it is found
     turns: int  # how often that is expected

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.staged_batch import StagedBatch
+from diptych.engine.models.arithmetic.ops import Ops
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.layer_communicator import Found, summands_and
-from diptych.engine.models.matrix import Matrix
-from diptych.engine.models.ops import Ops
-from diptych.engine.models.weights import Weights
+from diptych.engine.models.matrices.matrix import Matrix
+from diptych.engine.models.matrices.weights import Weights
 
 
 class Projections(Protocol):

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig, Moe
+from diptych.engine.models.arithmetic.ops import Experts, Ops
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.layer_communicator import WHOLE, Found
 from diptych.engine.models.layers.mlp import Mlp
 from diptych.engine.models.layers.moe import new_experts
 from diptych.engine.models.layers.routing import route
-from diptych.engine.models.matrix import Matrix
-from diptych.engine.models.ops import Experts, Ops
-from diptych.engine.models.weights import Weights
+from diptych.engine.models.matrices.matrix import Matrix
+from diptych.engine.models.matrices.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)

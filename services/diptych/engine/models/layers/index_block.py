@@ -10,8 +10,8 @@ from torch import Tensor
 
 from diptych.architectures.config import Indexer, ModelConfig
 from diptych.engine.models.layers.attention import in_halves
-from diptych.engine.models.matrix import Matrix
-from diptych.engine.models.weights import Weights
+from diptych.engine.models.matrices.matrix import Matrix
+from diptych.engine.models.matrices.weights import Weights
 
 NORM_EPS: Final = 1e-6  # of keys, and of what queries are made of, in every model
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from diptych.architectures.config import Latent, ModelConfig
+from diptych.engine.models.arithmetic.ops import Ops
 from diptych.engine.models.layers.attention import in_halves
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.index_block import IndexBlock
 from diptych.engine.models.layers.layer_communicator import SUMMANDS, Found
-from diptych.engine.models.matrix import HeadMatrices, Matrix, TorchHeadMatrices
-from diptych.engine.models.ops import Ops
-from diptych.engine.models.weights import Weights
+from diptych.engine.models.matrices.matrix import HeadMatrices, Matrix, TorchHeadMatrices
+from diptych.engine.models.matrices.weights import Weights
 
 
 class Queries(Protocol):

@@ -21,8 +21,8 @@ from typing import Final
 
 from torch import Tensor
 
+from diptych.engine.models.arithmetic.ops import Ops
 from diptych.engine.models.layers.norm import Norm
-from diptych.engine.models.ops import Ops
 
 
 class Layout(enum.Enum):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.recurrent import DeltaNet, KimiDelta, Mamba2, ShortConv
+from diptych.engine.models.arithmetic.ops import Ops
 from diptych.engine.models.layers.attention import AttentionBlock, Projections, StateMixer
-from diptych.engine.models.layers.delta_net import DeltaNetBlock
-from diptych.engine.models.layers.gated_conv import GatedConvBlock
-from diptych.engine.models.layers.kimi_delta import KimiDeltaBlock
 from diptych.engine.models.layers.latent_attention import LatentAttentionBlock
-from diptych.engine.models.layers.mamba2 import Mamba2Block
-from diptych.engine.models.ops import Ops
-from diptych.engine.models.weights import Weights
+from diptych.engine.models.layers.recurrent.delta_net import DeltaNetBlock
+from diptych.engine.models.layers.recurrent.gated_conv import GatedConvBlock
+from diptych.engine.models.layers.recurrent.kimi_delta import KimiDeltaBlock
+from diptych.engine.models.layers.recurrent.mamba2 import Mamba2Block
+from diptych.engine.models.matrices.weights import Weights
 
 
 def new_attention(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> Projections | None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from diptych.architectures.config import ModelConfig
+from diptych.engine.models.arithmetic.ops import Gated, Ops
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.layer_communicator import SUMMANDS, Found
-from diptych.engine.models.matrix import Matrix
-from diptych.engine.models.ops import Gated, Ops
-from diptych.engine.models.weights import Weights
+from diptych.engine.models.matrices.matrix import Matrix
+from diptych.engine.models.matrices.weights import Weights
 
 
 class FeedForward(Protocol):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig, Moe, inner_size
+from diptych.engine.models.arithmetic.ops import Experts, Gated, Ops, activate_of
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.layer_communicator import SUMMANDS, Found, Layout
 from diptych.engine.models.layers.routing import logistic, route
-from diptych.engine.models.matrix import Matrix
-from diptych.engine.models.ops import Experts, Gated, Ops, activate_of
-from diptych.engine.models.weights import Weights
+from diptych.engine.models.matrices.matrix import Matrix
+from diptych.engine.models.matrices.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)

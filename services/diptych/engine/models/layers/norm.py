@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
-from diptych.engine.models.ops import Ops
-from diptych.engine.models.weights import Weights
+from diptych.engine.models.arithmetic.ops import Ops
+from diptych.engine.models.matrices.weights import Weights
 
 
 class Norm(Protocol):

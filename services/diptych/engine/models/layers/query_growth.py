@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
-from diptych.engine.models.weights import Weights
+from diptych.engine.models.matrices.weights import Weights
 
 
 class Growth(Protocol):

@@ -312,7 +312,7 @@ def _load(number: int, session: Session) -> WorkerLoadOf:
 
 
 async def _model_info(models: Models, request: Request) -> Response:
-    """Of several models `?model=` says which one is meant."""
+    """Where there are several models, `?model=` says which one is meant."""
     try:
         pipeline = models.named(request.query_params.get("model", ""))
     except DiptychError as error:

@@ -58,8 +58,8 @@ class Sender:
     pipeline: Pipeline
 
     def request(self, fields: VectorFields, prompts: Sequence[Prompt], labels: tuple[int, ...] = ()) -> ClientRequest:
-        wish, params = fields.vector_wish(labels), SamplingParams()
-        return self.origin.request(fields, prompts, params, user=fields.user, max_tokens=1, vectors=wish)
+        pooling, params = fields.pooling_params(labels), SamplingParams()
+        return self.origin.request(fields, prompts, params, user=fields.user, max_tokens=1, vectors=pooling)
 
     async def vectors(self, fields: InputFields) -> list[Pooled]:
         return await self.pipeline.vectors(self.request(fields, fields.prompts()))

@@ -9,7 +9,7 @@ from pydantic import Field, WithJsonSchema
 from diptych.common.errors import InvalidRequest
 from diptych.router.http.fields.request_fields import RequestFields
 from diptych.router.http.fields.strict_model import ConversationPart
-from diptych.router.values.request import Prompt, TextPrompt, TokenPrompt, VectorWish
+from diptych.router.values.request import PoolingParams, Prompt, TextPrompt, TokenPrompt
 from diptych.router.values.validation import MAX_INPUTS
 
 INPUT_SCHEMA: Final[dict[str, Any]] = {
@@ -42,8 +42,8 @@ class VectorFields(RequestFields):
             text = "truncate_prompt_tokens must be at least 1, or -1 for as many as the model takes"
             raise InvalidRequest(text, param="truncate_prompt_tokens")
 
-    def vector_wish(self, labels: tuple[int, ...] = ()) -> VectorWish:
-        return VectorWish(labels, self.truncate_prompt_tokens or 0, self.truncation_side == "left")
+    def pooling_params(self, labels: tuple[int, ...] = ()) -> PoolingParams:
+        return PoolingParams(labels, self.truncate_prompt_tokens or 0, self.truncation_side == "left")
 
 
 class InputFields(VectorFields):

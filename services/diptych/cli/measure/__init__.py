@@ -1,0 +1,1 @@
+"""Measure a server, a process offline, single steps and KV transfers: `diptych bench`."""

@@ -1,0 +1,1 @@
+"""Say what a model and a load need, before GPUs are bought and while a platform runs."""
