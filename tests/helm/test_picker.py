@@ -6,7 +6,7 @@ from typing import Any
 
 import chart
 
-from diptych.cli.picker import PickerConfig
+from diptych.cli.picking.picker import PickerConfig
 from diptych.common.config import described
 
 ON = "picker: {enabled: true%s}, gateway: {http: {enabled: true, weight: 3, parentRefs: [{name: g}]}}"

@@ -13,7 +13,7 @@ from google.protobuf.struct_pb2 import Struct
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from diptych.cli.main import main
-from diptych.cli.picker import SERVICE, PickerConfig, build, endpoints, run
+from diptych.cli.picking.picker import SERVICE, PickerConfig, build, endpoints, run
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import Instance, WatchUpdate
 from diptych.v1.bootstrap_pb2_grpc import BootstrapServicer, add_BootstrapServicer_to_server
