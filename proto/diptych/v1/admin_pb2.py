@@ -4,14 +4,19 @@
 # source: diptych/v1/admin.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 7, 35, 1, "", "diptych/v1/admin.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'diptych/v1/admin.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
@@ -20,79 +25,77 @@ _sym_db = _symbol_database.Default()
 from diptych.v1 import bootstrap_pb2 as diptych_dot_v1_dot_bootstrap__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x16\x64iptych/v1/admin.proto\x12\ndiptych.v1\x1a\x1a\x64iptych/v1/bootstrap.proto"B\n\x0fLoadLoraRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t"P\n\x10LoadLoraResponse\x12(\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x17.diptych.v1.LoraAdapter\x12\x12\n\nwas_loaded\x18\x02 \x01(\x08"6\n\x11UnloadLoraRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x0c\n\x04name\x18\x02 \x01(\t"\x14\n\x12UnloadLoraResponse"\'\n\x10ListLorasRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06">\n\x11ListLorasResponse\x12)\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x17.diptych.v1.LoraAdapter"\xcf\x01\n\x14UpdateWeightsRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08\x64rain_ms\x18\x03 \x01(\r\x12\x10\n\x08in_place\x18\x04 \x01(\x08\x12\r\n\x05\x66iles\x18\x05 \x03(\t\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x12\n\nmore_comes\x18\x07 \x01(\x08\x12\r\n\x05group\x18\x08 \x01(\t\x12,\n\x07tensors\x18\t \x03(\x0b\x32\x1b.diptych.v1.AnnouncedTensor"M\n\x0c\x44rainRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_deadline_ms"\x0f\n\rDrainResponse"i\n\x0eSetRoleRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x1e\n\x04role\x18\x02 \x01(\x0e\x32\x10.diptych.v1.Role\x12\x15\n\x08\x64rain_ms\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_drain_ms"M\n\x0fSetRoleResponse\x12\'\n\rprevious_role\x18\x01 \x01(\x0e\x32\x10.diptych.v1.Role\x12\x11\n\tnot_ready\x18\x02 \x01(\t"8\n\x12SetLogLevelRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\r\n\x05level\x18\x02 \x01(\t"-\n\x13SetLogLevelResponse\x12\x16\n\x0eprevious_level\x18\x01 \x01(\t"(\n\x11\x46lushCacheRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06"#\n\x12\x46lushCacheResponse\x12\r\n\x05pages\x18\x01 \x01(\x04"`\n\x13StartProfileRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x12\n\nskip_steps\x18\x02 \x01(\r\x12\x11\n\tnum_steps\x18\x03 \x01(\r\x12\r\n\x05max_s\x18\x04 \x01(\x01"$\n\x14StartProfileResponse\x12\x0c\n\x04path\x18\x01 \x01(\t"9\n\x12StopProfileRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01"Y\n\x13StopProfileResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x11\n\tnum_steps\x18\x03 \x01(\r\x12\x12\n\nduration_s\x18\x04 \x01(\x01"~\n\x15UpdateWeightsResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x19\n\x11previous_model_id\x18\x02 \x01(\t\x12\x16\n\x0eprevious_model\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0f\n\x07lacking\x18\x05 \x03(\t"\x9e\x06\n\x0c\x41\x64minCommand\x12\r\n\x05query\x18\x01 \x01(\x04\x12\x30\n\tload_lora\x18\x02 \x01(\x0b\x32\x1b.diptych.v1.LoadLoraRequestH\x00\x12\x34\n\x0bunload_lora\x18\x03 \x01(\x0b\x32\x1d.diptych.v1.UnloadLoraRequestH\x00\x12\x35\n\x0fprepare_weights\x18\x04 \x01(\x0b\x32\x1a.diptych.v1.PrepareWeightsH\x00\x12\x33\n\x0eswitch_weights\x18\x05 \x01(\x0b\x32\x19.diptych.v1.SwitchWeightsH\x00\x12/\n\x0c\x64rop_weights\x18\x06 \x01(\x0b\x32\x17.diptych.v1.DropWeightsH\x00\x12\x32\n\rcheck_weights\x18\x07 \x01(\x0b\x32\x19.diptych.v1.WeightsChangeH\x00\x12\x31\n\rclose_weights\x18\x08 \x01(\x0b\x32\x18.diptych.v1.CloseWeightsH\x00\x12\x34\n\x0freplace_weights\x18\t \x01(\x0b\x32\x19.diptych.v1.WeightsChangeH\x00\x12/\n\x0copen_weights\x18\n \x01(\x0b\x32\x17.diptych.v1.OpenWeightsH\x00\x12+\n\njoin_group\x18\x0b \x01(\x0b\x32\x15.diptych.v1.JoinGroupH\x00\x12\x15\n\x0bleave_group\x18\x0c \x01(\tH\x00\x12\x35\n\x0frelease_weights\x18\r \x01(\x0b\x32\x1a.diptych.v1.ReleaseWeightsH\x00\x12\x34\n\x0b\x66lush_cache\x18\x0f \x01(\x0b\x32\x1d.diptych.v1.FlushCacheRequestH\x00\x12\x38\n\rstart_profile\x18\x10 \x01(\x0b\x32\x1f.diptych.v1.StartProfileRequestH\x00\x12\x36\n\x0cstop_profile\x18\x11 \x01(\x0b\x32\x1e.diptych.v1.StopProfileRequestH\x00\x42\t\n\x07\x63ommand"\x9c\x03\n\x0b\x41\x64minAnswer\x12\r\n\x05query\x18\x01 \x01(\x04\x12\x13\n\x0bgrpc_status\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x31\n\tload_lora\x18\x04 \x01(\x0b\x32\x1c.diptych.v1.LoadLoraResponseH\x00\x12\x35\n\x0bunload_lora\x18\x05 \x01(\x0b\x32\x1e.diptych.v1.UnloadLoraResponseH\x00\x12\x39\n\x0eswitch_weights\x18\x06 \x01(\x0b\x32\x1f.diptych.v1.SwitchWeightsResultH\x00\x12\x35\n\x0b\x66lush_cache\x18\x07 \x01(\x0b\x32\x1e.diptych.v1.FlushCacheResponseH\x00\x12\x39\n\rstart_profile\x18\x08 \x01(\x0b\x32 .diptych.v1.StartProfileResponseH\x00\x12\x37\n\x0cstop_profile\x18\t \x01(\x0b\x32\x1f.diptych.v1.StopProfileResponseH\x00\x42\x08\n\x06result"0\n\x0ePrepareWeights\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t"\x0f\n\rSwitchWeights"\r\n\x0b\x44ropWeights"\x8f\x01\n\rWeightsChange\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05\x66iles\x18\x02 \x03(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x12\n\nmore_comes\x18\x04 \x01(\x08\x12\r\n\x05group\x18\x05 \x01(\t\x12,\n\x07tensors\x18\x06 \x03(\x0b\x32\x1b.diptych.v1.AnnouncedTensor"=\n\x0f\x41nnouncedTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04"n\n\tJoinGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\x12\x12\n\nfirst_rank\x18\x04 \x01(\r\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x0f\n\x07\x62\x61\x63kend\x18\x06 \x01(\t"\x0e\n\x0c\x43loseWeights"\x10\n\x0eReleaseWeights"\r\n\x0bOpenWeights"\xa4\x01\n\x13SwitchWeightsResult\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x19\n\x11previous_model_id\x18\x03 \x01(\t\x12\x16\n\x0eprevious_model\x18\x04 \x01(\t\x12 \n\x05terms\x18\x05 \x01(\x0b\x32\x11.diptych.v1.Terms\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x0f\n\x07lacking\x18\x07 \x03(\tJ\x04\x08\x02\x10\x03\x32\x83\x06\n\x0bWorkerAdmin\x12\x45\n\x08LoadLora\x12\x1b.diptych.v1.LoadLoraRequest\x1a\x1c.diptych.v1.LoadLoraResponse\x12K\n\nUnloadLora\x12\x1d.diptych.v1.UnloadLoraRequest\x1a\x1e.diptych.v1.UnloadLoraResponse\x12H\n\tListLoras\x12\x1c.diptych.v1.ListLorasRequest\x1a\x1d.diptych.v1.ListLorasResponse\x12T\n\rUpdateWeights\x12 .diptych.v1.UpdateWeightsRequest\x1a!.diptych.v1.UpdateWeightsResponse\x12<\n\x05\x44rain\x12\x18.diptych.v1.DrainRequest\x1a\x19.diptych.v1.DrainResponse\x12\x42\n\x07SetRole\x12\x1a.diptych.v1.SetRoleRequest\x1a\x1b.diptych.v1.SetRoleResponse\x12N\n\x0bSetLogLevel\x12\x1e.diptych.v1.SetLogLevelRequest\x1a\x1f.diptych.v1.SetLogLevelResponse\x12K\n\nFlushCache\x12\x1d.diptych.v1.FlushCacheRequest\x1a\x1e.diptych.v1.FlushCacheResponse\x12Q\n\x0cStartProfile\x12\x1f.diptych.v1.StartProfileRequest\x1a .diptych.v1.StartProfileResponse\x12N\n\x0bStopProfile\x12\x1e.diptych.v1.StopProfileRequest\x1a\x1f.diptych.v1.StopProfileResponseb\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64iptych/v1/admin.proto\x12\ndiptych.v1\x1a\x1a\x64iptych/v1/bootstrap.proto\"B\n\x0fLoadLoraRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\"P\n\x10LoadLoraResponse\x12(\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x17.diptych.v1.LoraAdapter\x12\x12\n\nwas_loaded\x18\x02 \x01(\x08\"6\n\x11UnloadLoraRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x14\n\x12UnloadLoraResponse\"\'\n\x10ListLorasRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\">\n\x11ListLorasResponse\x12)\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x17.diptych.v1.LoraAdapter\"\xcf\x01\n\x14UpdateWeightsRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08\x64rain_ms\x18\x03 \x01(\r\x12\x10\n\x08in_place\x18\x04 \x01(\x08\x12\r\n\x05\x66iles\x18\x05 \x03(\t\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x12\n\nmore_comes\x18\x07 \x01(\x08\x12\r\n\x05group\x18\x08 \x01(\t\x12,\n\x07tensors\x18\t \x03(\x0b\x32\x1b.diptych.v1.AnnouncedTensor\"M\n\x0c\x44rainRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_deadline_ms\"\x0f\n\rDrainResponse\"i\n\x0eSetRoleRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x1e\n\x04role\x18\x02 \x01(\x0e\x32\x10.diptych.v1.Role\x12\x15\n\x08\x64rain_ms\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_drain_ms\"M\n\x0fSetRoleResponse\x12\'\n\rprevious_role\x18\x01 \x01(\x0e\x32\x10.diptych.v1.Role\x12\x11\n\tnot_ready\x18\x02 \x01(\t\"8\n\x12SetLogLevelRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\r\n\x05level\x18\x02 \x01(\t\"-\n\x13SetLogLevelResponse\x12\x16\n\x0eprevious_level\x18\x01 \x01(\t\"(\n\x11\x46lushCacheRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\"#\n\x12\x46lushCacheResponse\x12\r\n\x05pages\x18\x01 \x01(\x04\"`\n\x13StartProfileRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x12\n\nskip_steps\x18\x02 \x01(\r\x12\x11\n\tnum_steps\x18\x03 \x01(\r\x12\r\n\x05max_s\x18\x04 \x01(\x01\"$\n\x14StartProfileResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\"9\n\x12StopProfileRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"Y\n\x13StopProfileResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x11\n\tnum_steps\x18\x03 \x01(\r\x12\x12\n\nduration_s\x18\x04 \x01(\x01\"~\n\x15UpdateWeightsResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x19\n\x11previous_model_id\x18\x02 \x01(\t\x12\x16\n\x0eprevious_model\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0f\n\x07lacking\x18\x05 \x03(\t\"\x9e\x06\n\x0c\x41\x64minCommand\x12\r\n\x05query\x18\x01 \x01(\x04\x12\x30\n\tload_lora\x18\x02 \x01(\x0b\x32\x1b.diptych.v1.LoadLoraRequestH\x00\x12\x34\n\x0bunload_lora\x18\x03 \x01(\x0b\x32\x1d.diptych.v1.UnloadLoraRequestH\x00\x12\x35\n\x0fprepare_weights\x18\x04 \x01(\x0b\x32\x1a.diptych.v1.PrepareWeightsH\x00\x12\x33\n\x0eswitch_weights\x18\x05 \x01(\x0b\x32\x19.diptych.v1.SwitchWeightsH\x00\x12/\n\x0c\x64rop_weights\x18\x06 \x01(\x0b\x32\x17.diptych.v1.DropWeightsH\x00\x12\x32\n\rcheck_weights\x18\x07 \x01(\x0b\x32\x19.diptych.v1.WeightsChangeH\x00\x12\x31\n\rclose_weights\x18\x08 \x01(\x0b\x32\x18.diptych.v1.CloseWeightsH\x00\x12\x34\n\x0freplace_weights\x18\t \x01(\x0b\x32\x19.diptych.v1.WeightsChangeH\x00\x12/\n\x0copen_weights\x18\n \x01(\x0b\x32\x17.diptych.v1.OpenWeightsH\x00\x12+\n\njoin_group\x18\x0b \x01(\x0b\x32\x15.diptych.v1.JoinGroupH\x00\x12\x15\n\x0bleave_group\x18\x0c \x01(\tH\x00\x12\x35\n\x0frelease_weights\x18\r \x01(\x0b\x32\x1a.diptych.v1.ReleaseWeightsH\x00\x12\x34\n\x0b\x66lush_cache\x18\x0f \x01(\x0b\x32\x1d.diptych.v1.FlushCacheRequestH\x00\x12\x38\n\rstart_profile\x18\x10 \x01(\x0b\x32\x1f.diptych.v1.StartProfileRequestH\x00\x12\x36\n\x0cstop_profile\x18\x11 \x01(\x0b\x32\x1e.diptych.v1.StopProfileRequestH\x00\x42\t\n\x07\x63ommand\"\x9c\x03\n\x0b\x41\x64minAnswer\x12\r\n\x05query\x18\x01 \x01(\x04\x12\x13\n\x0bgrpc_status\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x31\n\tload_lora\x18\x04 \x01(\x0b\x32\x1c.diptych.v1.LoadLoraResponseH\x00\x12\x35\n\x0bunload_lora\x18\x05 \x01(\x0b\x32\x1e.diptych.v1.UnloadLoraResponseH\x00\x12\x39\n\x0eswitch_weights\x18\x06 \x01(\x0b\x32\x1f.diptych.v1.SwitchWeightsResultH\x00\x12\x35\n\x0b\x66lush_cache\x18\x07 \x01(\x0b\x32\x1e.diptych.v1.FlushCacheResponseH\x00\x12\x39\n\rstart_profile\x18\x08 \x01(\x0b\x32 .diptych.v1.StartProfileResponseH\x00\x12\x37\n\x0cstop_profile\x18\t \x01(\x0b\x32\x1f.diptych.v1.StopProfileResponseH\x00\x42\x08\n\x06result\"0\n\x0ePrepareWeights\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\x0f\n\rSwitchWeights\"\r\n\x0b\x44ropWeights\"\x8f\x01\n\rWeightsChange\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05\x66iles\x18\x02 \x03(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x12\n\nmore_comes\x18\x04 \x01(\x08\x12\r\n\x05group\x18\x05 \x01(\t\x12,\n\x07tensors\x18\x06 \x03(\x0b\x32\x1b.diptych.v1.AnnouncedTensor\"=\n\x0f\x41nnouncedTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\"n\n\tJoinGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\x12\x12\n\nfirst_rank\x18\x04 \x01(\r\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x0f\n\x07\x62\x61\x63kend\x18\x06 \x01(\t\"\x0e\n\x0c\x43loseWeights\"\x10\n\x0eReleaseWeights\"\r\n\x0bOpenWeights\"\xa4\x01\n\x13SwitchWeightsResult\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x19\n\x11previous_model_id\x18\x03 \x01(\t\x12\x16\n\x0eprevious_model\x18\x04 \x01(\t\x12 \n\x05terms\x18\x05 \x01(\x0b\x32\x11.diptych.v1.Terms\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x0f\n\x07lacking\x18\x07 \x03(\tJ\x04\x08\x02\x10\x03\x32\x83\x06\n\x0bWorkerAdmin\x12\x45\n\x08LoadLora\x12\x1b.diptych.v1.LoadLoraRequest\x1a\x1c.diptych.v1.LoadLoraResponse\x12K\n\nUnloadLora\x12\x1d.diptych.v1.UnloadLoraRequest\x1a\x1e.diptych.v1.UnloadLoraResponse\x12H\n\tListLoras\x12\x1c.diptych.v1.ListLorasRequest\x1a\x1d.diptych.v1.ListLorasResponse\x12T\n\rUpdateWeights\x12 .diptych.v1.UpdateWeightsRequest\x1a!.diptych.v1.UpdateWeightsResponse\x12<\n\x05\x44rain\x12\x18.diptych.v1.DrainRequest\x1a\x19.diptych.v1.DrainResponse\x12\x42\n\x07SetRole\x12\x1a.diptych.v1.SetRoleRequest\x1a\x1b.diptych.v1.SetRoleResponse\x12N\n\x0bSetLogLevel\x12\x1e.diptych.v1.SetLogLevelRequest\x1a\x1f.diptych.v1.SetLogLevelResponse\x12K\n\nFlushCache\x12\x1d.diptych.v1.FlushCacheRequest\x1a\x1e.diptych.v1.FlushCacheResponse\x12Q\n\x0cStartProfile\x12\x1f.diptych.v1.StartProfileRequest\x1a .diptych.v1.StartProfileResponse\x12N\n\x0bStopProfile\x12\x1e.diptych.v1.StopProfileRequest\x1a\x1f.diptych.v1.StopProfileResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "diptych.v1.admin_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diptych.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_LOADLORAREQUEST"]._serialized_start = 66
-    _globals["_LOADLORAREQUEST"]._serialized_end = 132
-    _globals["_LOADLORARESPONSE"]._serialized_start = 134
-    _globals["_LOADLORARESPONSE"]._serialized_end = 214
-    _globals["_UNLOADLORAREQUEST"]._serialized_start = 216
-    _globals["_UNLOADLORAREQUEST"]._serialized_end = 270
-    _globals["_UNLOADLORARESPONSE"]._serialized_start = 272
-    _globals["_UNLOADLORARESPONSE"]._serialized_end = 292
-    _globals["_LISTLORASREQUEST"]._serialized_start = 294
-    _globals["_LISTLORASREQUEST"]._serialized_end = 333
-    _globals["_LISTLORASRESPONSE"]._serialized_start = 335
-    _globals["_LISTLORASRESPONSE"]._serialized_end = 397
-    _globals["_UPDATEWEIGHTSREQUEST"]._serialized_start = 400
-    _globals["_UPDATEWEIGHTSREQUEST"]._serialized_end = 607
-    _globals["_DRAINREQUEST"]._serialized_start = 609
-    _globals["_DRAINREQUEST"]._serialized_end = 686
-    _globals["_DRAINRESPONSE"]._serialized_start = 688
-    _globals["_DRAINRESPONSE"]._serialized_end = 703
-    _globals["_SETROLEREQUEST"]._serialized_start = 705
-    _globals["_SETROLEREQUEST"]._serialized_end = 810
-    _globals["_SETROLERESPONSE"]._serialized_start = 812
-    _globals["_SETROLERESPONSE"]._serialized_end = 889
-    _globals["_SETLOGLEVELREQUEST"]._serialized_start = 891
-    _globals["_SETLOGLEVELREQUEST"]._serialized_end = 947
-    _globals["_SETLOGLEVELRESPONSE"]._serialized_start = 949
-    _globals["_SETLOGLEVELRESPONSE"]._serialized_end = 994
-    _globals["_FLUSHCACHEREQUEST"]._serialized_start = 996
-    _globals["_FLUSHCACHEREQUEST"]._serialized_end = 1036
-    _globals["_FLUSHCACHERESPONSE"]._serialized_start = 1038
-    _globals["_FLUSHCACHERESPONSE"]._serialized_end = 1073
-    _globals["_STARTPROFILEREQUEST"]._serialized_start = 1075
-    _globals["_STARTPROFILEREQUEST"]._serialized_end = 1171
-    _globals["_STARTPROFILERESPONSE"]._serialized_start = 1173
-    _globals["_STARTPROFILERESPONSE"]._serialized_end = 1209
-    _globals["_STOPPROFILEREQUEST"]._serialized_start = 1211
-    _globals["_STOPPROFILEREQUEST"]._serialized_end = 1268
-    _globals["_STOPPROFILERESPONSE"]._serialized_start = 1270
-    _globals["_STOPPROFILERESPONSE"]._serialized_end = 1359
-    _globals["_UPDATEWEIGHTSRESPONSE"]._serialized_start = 1361
-    _globals["_UPDATEWEIGHTSRESPONSE"]._serialized_end = 1487
-    _globals["_ADMINCOMMAND"]._serialized_start = 1490
-    _globals["_ADMINCOMMAND"]._serialized_end = 2288
-    _globals["_ADMINANSWER"]._serialized_start = 2291
-    _globals["_ADMINANSWER"]._serialized_end = 2703
-    _globals["_PREPAREWEIGHTS"]._serialized_start = 2705
-    _globals["_PREPAREWEIGHTS"]._serialized_end = 2753
-    _globals["_SWITCHWEIGHTS"]._serialized_start = 2755
-    _globals["_SWITCHWEIGHTS"]._serialized_end = 2770
-    _globals["_DROPWEIGHTS"]._serialized_start = 2772
-    _globals["_DROPWEIGHTS"]._serialized_end = 2785
-    _globals["_WEIGHTSCHANGE"]._serialized_start = 2788
-    _globals["_WEIGHTSCHANGE"]._serialized_end = 2931
-    _globals["_ANNOUNCEDTENSOR"]._serialized_start = 2933
-    _globals["_ANNOUNCEDTENSOR"]._serialized_end = 2994
-    _globals["_JOINGROUP"]._serialized_start = 2996
-    _globals["_JOINGROUP"]._serialized_end = 3106
-    _globals["_CLOSEWEIGHTS"]._serialized_start = 3108
-    _globals["_CLOSEWEIGHTS"]._serialized_end = 3122
-    _globals["_RELEASEWEIGHTS"]._serialized_start = 3124
-    _globals["_RELEASEWEIGHTS"]._serialized_end = 3140
-    _globals["_OPENWEIGHTS"]._serialized_start = 3142
-    _globals["_OPENWEIGHTS"]._serialized_end = 3155
-    _globals["_SWITCHWEIGHTSRESULT"]._serialized_start = 3158
-    _globals["_SWITCHWEIGHTSRESULT"]._serialized_end = 3322
-    _globals["_WORKERADMIN"]._serialized_start = 3325
-    _globals["_WORKERADMIN"]._serialized_end = 4096
+  DESCRIPTOR._loaded_options = None
+  _globals['_LOADLORAREQUEST']._serialized_start=66
+  _globals['_LOADLORAREQUEST']._serialized_end=132
+  _globals['_LOADLORARESPONSE']._serialized_start=134
+  _globals['_LOADLORARESPONSE']._serialized_end=214
+  _globals['_UNLOADLORAREQUEST']._serialized_start=216
+  _globals['_UNLOADLORAREQUEST']._serialized_end=270
+  _globals['_UNLOADLORARESPONSE']._serialized_start=272
+  _globals['_UNLOADLORARESPONSE']._serialized_end=292
+  _globals['_LISTLORASREQUEST']._serialized_start=294
+  _globals['_LISTLORASREQUEST']._serialized_end=333
+  _globals['_LISTLORASRESPONSE']._serialized_start=335
+  _globals['_LISTLORASRESPONSE']._serialized_end=397
+  _globals['_UPDATEWEIGHTSREQUEST']._serialized_start=400
+  _globals['_UPDATEWEIGHTSREQUEST']._serialized_end=607
+  _globals['_DRAINREQUEST']._serialized_start=609
+  _globals['_DRAINREQUEST']._serialized_end=686
+  _globals['_DRAINRESPONSE']._serialized_start=688
+  _globals['_DRAINRESPONSE']._serialized_end=703
+  _globals['_SETROLEREQUEST']._serialized_start=705
+  _globals['_SETROLEREQUEST']._serialized_end=810
+  _globals['_SETROLERESPONSE']._serialized_start=812
+  _globals['_SETROLERESPONSE']._serialized_end=889
+  _globals['_SETLOGLEVELREQUEST']._serialized_start=891
+  _globals['_SETLOGLEVELREQUEST']._serialized_end=947
+  _globals['_SETLOGLEVELRESPONSE']._serialized_start=949
+  _globals['_SETLOGLEVELRESPONSE']._serialized_end=994
+  _globals['_FLUSHCACHEREQUEST']._serialized_start=996
+  _globals['_FLUSHCACHEREQUEST']._serialized_end=1036
+  _globals['_FLUSHCACHERESPONSE']._serialized_start=1038
+  _globals['_FLUSHCACHERESPONSE']._serialized_end=1073
+  _globals['_STARTPROFILEREQUEST']._serialized_start=1075
+  _globals['_STARTPROFILEREQUEST']._serialized_end=1171
+  _globals['_STARTPROFILERESPONSE']._serialized_start=1173
+  _globals['_STARTPROFILERESPONSE']._serialized_end=1209
+  _globals['_STOPPROFILEREQUEST']._serialized_start=1211
+  _globals['_STOPPROFILEREQUEST']._serialized_end=1268
+  _globals['_STOPPROFILERESPONSE']._serialized_start=1270
+  _globals['_STOPPROFILERESPONSE']._serialized_end=1359
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_start=1361
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_end=1487
+  _globals['_ADMINCOMMAND']._serialized_start=1490
+  _globals['_ADMINCOMMAND']._serialized_end=2288
+  _globals['_ADMINANSWER']._serialized_start=2291
+  _globals['_ADMINANSWER']._serialized_end=2703
+  _globals['_PREPAREWEIGHTS']._serialized_start=2705
+  _globals['_PREPAREWEIGHTS']._serialized_end=2753
+  _globals['_SWITCHWEIGHTS']._serialized_start=2755
+  _globals['_SWITCHWEIGHTS']._serialized_end=2770
+  _globals['_DROPWEIGHTS']._serialized_start=2772
+  _globals['_DROPWEIGHTS']._serialized_end=2785
+  _globals['_WEIGHTSCHANGE']._serialized_start=2788
+  _globals['_WEIGHTSCHANGE']._serialized_end=2931
+  _globals['_ANNOUNCEDTENSOR']._serialized_start=2933
+  _globals['_ANNOUNCEDTENSOR']._serialized_end=2994
+  _globals['_JOINGROUP']._serialized_start=2996
+  _globals['_JOINGROUP']._serialized_end=3106
+  _globals['_CLOSEWEIGHTS']._serialized_start=3108
+  _globals['_CLOSEWEIGHTS']._serialized_end=3122
+  _globals['_RELEASEWEIGHTS']._serialized_start=3124
+  _globals['_RELEASEWEIGHTS']._serialized_end=3140
+  _globals['_OPENWEIGHTS']._serialized_start=3142
+  _globals['_OPENWEIGHTS']._serialized_end=3155
+  _globals['_SWITCHWEIGHTSRESULT']._serialized_start=3158
+  _globals['_SWITCHWEIGHTSRESULT']._serialized_end=3322
+  _globals['_WORKERADMIN']._serialized_start=3325
+  _globals['_WORKERADMIN']._serialized_end=4096
 # @@protoc_insertion_point(module_scope)

@@ -15,9 +15,7 @@ class LoadLoraRequest(_message.Message):
     instance_id: int
     name: str
     path: str
-    def __init__(
-        self, instance_id: _Optional[int] = ..., name: _Optional[str] = ..., path: _Optional[str] = ...
-    ) -> None: ...
+    def __init__(self, instance_id: _Optional[int] = ..., name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
 
 class LoadLoraResponse(_message.Message):
     __slots__ = ("adapter", "was_loaded")
@@ -25,9 +23,7 @@ class LoadLoraResponse(_message.Message):
     WAS_LOADED_FIELD_NUMBER: _ClassVar[int]
     adapter: _bootstrap_pb2.LoraAdapter
     was_loaded: bool
-    def __init__(
-        self, adapter: _Optional[_Union[_bootstrap_pb2.LoraAdapter, _Mapping]] = ..., was_loaded: _Optional[bool] = ...
-    ) -> None: ...
+    def __init__(self, adapter: _Optional[_Union[_bootstrap_pb2.LoraAdapter, _Mapping]] = ..., was_loaded: _Optional[bool] = ...) -> None: ...
 
 class UnloadLoraRequest(_message.Message):
     __slots__ = ("instance_id", "name")
@@ -73,18 +69,7 @@ class UpdateWeightsRequest(_message.Message):
     more_comes: bool
     group: str
     tensors: _containers.RepeatedCompositeFieldContainer[AnnouncedTensor]
-    def __init__(
-        self,
-        instance_id: _Optional[int] = ...,
-        model: _Optional[str] = ...,
-        drain_ms: _Optional[int] = ...,
-        in_place: _Optional[bool] = ...,
-        files: _Optional[_Iterable[str]] = ...,
-        version: _Optional[str] = ...,
-        more_comes: _Optional[bool] = ...,
-        group: _Optional[str] = ...,
-        tensors: _Optional[_Iterable[_Union[AnnouncedTensor, _Mapping]]] = ...,
-    ) -> None: ...
+    def __init__(self, instance_id: _Optional[int] = ..., model: _Optional[str] = ..., drain_ms: _Optional[int] = ..., in_place: _Optional[bool] = ..., files: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ..., more_comes: _Optional[bool] = ..., group: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[AnnouncedTensor, _Mapping]]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("instance_id", "deadline_ms")
@@ -106,12 +91,7 @@ class SetRoleRequest(_message.Message):
     instance_id: int
     role: _bootstrap_pb2.Role
     drain_ms: int
-    def __init__(
-        self,
-        instance_id: _Optional[int] = ...,
-        role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ...,
-        drain_ms: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, instance_id: _Optional[int] = ..., role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ..., drain_ms: _Optional[int] = ...) -> None: ...
 
 class SetRoleResponse(_message.Message):
     __slots__ = ("previous_role", "not_ready")
@@ -119,9 +99,7 @@ class SetRoleResponse(_message.Message):
     NOT_READY_FIELD_NUMBER: _ClassVar[int]
     previous_role: _bootstrap_pb2.Role
     not_ready: str
-    def __init__(
-        self, previous_role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ..., not_ready: _Optional[str] = ...
-    ) -> None: ...
+    def __init__(self, previous_role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ..., not_ready: _Optional[str] = ...) -> None: ...
 
 class SetLogLevelRequest(_message.Message):
     __slots__ = ("instance_id", "level")
@@ -159,13 +137,7 @@ class StartProfileRequest(_message.Message):
     skip_steps: int
     num_steps: int
     max_s: float
-    def __init__(
-        self,
-        instance_id: _Optional[int] = ...,
-        skip_steps: _Optional[int] = ...,
-        num_steps: _Optional[int] = ...,
-        max_s: _Optional[float] = ...,
-    ) -> None: ...
+    def __init__(self, instance_id: _Optional[int] = ..., skip_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., max_s: _Optional[float] = ...) -> None: ...
 
 class StartProfileResponse(_message.Message):
     __slots__ = ("path",)
@@ -191,13 +163,7 @@ class StopProfileResponse(_message.Message):
     bytes: int
     num_steps: int
     duration_s: float
-    def __init__(
-        self,
-        path: _Optional[str] = ...,
-        bytes: _Optional[int] = ...,
-        num_steps: _Optional[int] = ...,
-        duration_s: _Optional[float] = ...,
-    ) -> None: ...
+    def __init__(self, path: _Optional[str] = ..., bytes: _Optional[int] = ..., num_steps: _Optional[int] = ..., duration_s: _Optional[float] = ...) -> None: ...
 
 class UpdateWeightsResponse(_message.Message):
     __slots__ = ("model_id", "previous_model_id", "previous_model", "version", "lacking")
@@ -211,34 +177,10 @@ class UpdateWeightsResponse(_message.Message):
     previous_model: str
     version: str
     lacking: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(
-        self,
-        model_id: _Optional[str] = ...,
-        previous_model_id: _Optional[str] = ...,
-        previous_model: _Optional[str] = ...,
-        version: _Optional[str] = ...,
-        lacking: _Optional[_Iterable[str]] = ...,
-    ) -> None: ...
+    def __init__(self, model_id: _Optional[str] = ..., previous_model_id: _Optional[str] = ..., previous_model: _Optional[str] = ..., version: _Optional[str] = ..., lacking: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AdminCommand(_message.Message):
-    __slots__ = (
-        "query",
-        "load_lora",
-        "unload_lora",
-        "prepare_weights",
-        "switch_weights",
-        "drop_weights",
-        "check_weights",
-        "close_weights",
-        "replace_weights",
-        "open_weights",
-        "join_group",
-        "leave_group",
-        "release_weights",
-        "flush_cache",
-        "start_profile",
-        "stop_profile",
-    )
+    __slots__ = ("query", "load_lora", "unload_lora", "prepare_weights", "switch_weights", "drop_weights", "check_weights", "close_weights", "replace_weights", "open_weights", "join_group", "leave_group", "release_weights", "flush_cache", "start_profile", "stop_profile")
     QUERY_FIELD_NUMBER: _ClassVar[int]
     LOAD_LORA_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_LORA_FIELD_NUMBER: _ClassVar[int]
@@ -271,38 +213,10 @@ class AdminCommand(_message.Message):
     flush_cache: FlushCacheRequest
     start_profile: StartProfileRequest
     stop_profile: StopProfileRequest
-    def __init__(
-        self,
-        query: _Optional[int] = ...,
-        load_lora: _Optional[_Union[LoadLoraRequest, _Mapping]] = ...,
-        unload_lora: _Optional[_Union[UnloadLoraRequest, _Mapping]] = ...,
-        prepare_weights: _Optional[_Union[PrepareWeights, _Mapping]] = ...,
-        switch_weights: _Optional[_Union[SwitchWeights, _Mapping]] = ...,
-        drop_weights: _Optional[_Union[DropWeights, _Mapping]] = ...,
-        check_weights: _Optional[_Union[WeightsChange, _Mapping]] = ...,
-        close_weights: _Optional[_Union[CloseWeights, _Mapping]] = ...,
-        replace_weights: _Optional[_Union[WeightsChange, _Mapping]] = ...,
-        open_weights: _Optional[_Union[OpenWeights, _Mapping]] = ...,
-        join_group: _Optional[_Union[JoinGroup, _Mapping]] = ...,
-        leave_group: _Optional[str] = ...,
-        release_weights: _Optional[_Union[ReleaseWeights, _Mapping]] = ...,
-        flush_cache: _Optional[_Union[FlushCacheRequest, _Mapping]] = ...,
-        start_profile: _Optional[_Union[StartProfileRequest, _Mapping]] = ...,
-        stop_profile: _Optional[_Union[StopProfileRequest, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, query: _Optional[int] = ..., load_lora: _Optional[_Union[LoadLoraRequest, _Mapping]] = ..., unload_lora: _Optional[_Union[UnloadLoraRequest, _Mapping]] = ..., prepare_weights: _Optional[_Union[PrepareWeights, _Mapping]] = ..., switch_weights: _Optional[_Union[SwitchWeights, _Mapping]] = ..., drop_weights: _Optional[_Union[DropWeights, _Mapping]] = ..., check_weights: _Optional[_Union[WeightsChange, _Mapping]] = ..., close_weights: _Optional[_Union[CloseWeights, _Mapping]] = ..., replace_weights: _Optional[_Union[WeightsChange, _Mapping]] = ..., open_weights: _Optional[_Union[OpenWeights, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., leave_group: _Optional[str] = ..., release_weights: _Optional[_Union[ReleaseWeights, _Mapping]] = ..., flush_cache: _Optional[_Union[FlushCacheRequest, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfileRequest, _Mapping]] = ..., stop_profile: _Optional[_Union[StopProfileRequest, _Mapping]] = ...) -> None: ...
 
 class AdminAnswer(_message.Message):
-    __slots__ = (
-        "query",
-        "grpc_status",
-        "message",
-        "load_lora",
-        "unload_lora",
-        "switch_weights",
-        "flush_cache",
-        "start_profile",
-        "stop_profile",
-    )
+    __slots__ = ("query", "grpc_status", "message", "load_lora", "unload_lora", "switch_weights", "flush_cache", "start_profile", "stop_profile")
     QUERY_FIELD_NUMBER: _ClassVar[int]
     GRPC_STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -321,18 +235,7 @@ class AdminAnswer(_message.Message):
     flush_cache: FlushCacheResponse
     start_profile: StartProfileResponse
     stop_profile: StopProfileResponse
-    def __init__(
-        self,
-        query: _Optional[int] = ...,
-        grpc_status: _Optional[str] = ...,
-        message: _Optional[str] = ...,
-        load_lora: _Optional[_Union[LoadLoraResponse, _Mapping]] = ...,
-        unload_lora: _Optional[_Union[UnloadLoraResponse, _Mapping]] = ...,
-        switch_weights: _Optional[_Union[SwitchWeightsResult, _Mapping]] = ...,
-        flush_cache: _Optional[_Union[FlushCacheResponse, _Mapping]] = ...,
-        start_profile: _Optional[_Union[StartProfileResponse, _Mapping]] = ...,
-        stop_profile: _Optional[_Union[StopProfileResponse, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, query: _Optional[int] = ..., grpc_status: _Optional[str] = ..., message: _Optional[str] = ..., load_lora: _Optional[_Union[LoadLoraResponse, _Mapping]] = ..., unload_lora: _Optional[_Union[UnloadLoraResponse, _Mapping]] = ..., switch_weights: _Optional[_Union[SwitchWeightsResult, _Mapping]] = ..., flush_cache: _Optional[_Union[FlushCacheResponse, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfileResponse, _Mapping]] = ..., stop_profile: _Optional[_Union[StopProfileResponse, _Mapping]] = ...) -> None: ...
 
 class PrepareWeights(_message.Message):
     __slots__ = ("model", "version")
@@ -364,15 +267,7 @@ class WeightsChange(_message.Message):
     more_comes: bool
     group: str
     tensors: _containers.RepeatedCompositeFieldContainer[AnnouncedTensor]
-    def __init__(
-        self,
-        model: _Optional[str] = ...,
-        files: _Optional[_Iterable[str]] = ...,
-        version: _Optional[str] = ...,
-        more_comes: _Optional[bool] = ...,
-        group: _Optional[str] = ...,
-        tensors: _Optional[_Iterable[_Union[AnnouncedTensor, _Mapping]]] = ...,
-    ) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., files: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ..., more_comes: _Optional[bool] = ..., group: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[AnnouncedTensor, _Mapping]]] = ...) -> None: ...
 
 class AnnouncedTensor(_message.Message):
     __slots__ = ("name", "dtype", "shape")
@@ -382,9 +277,7 @@ class AnnouncedTensor(_message.Message):
     name: str
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(
-        self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...
-    ) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class JoinGroup(_message.Message):
     __slots__ = ("name", "host", "port", "first_rank", "world_size", "backend")
@@ -400,15 +293,7 @@ class JoinGroup(_message.Message):
     first_rank: int
     world_size: int
     backend: str
-    def __init__(
-        self,
-        name: _Optional[str] = ...,
-        host: _Optional[str] = ...,
-        port: _Optional[int] = ...,
-        first_rank: _Optional[int] = ...,
-        world_size: _Optional[int] = ...,
-        backend: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., first_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., backend: _Optional[str] = ...) -> None: ...
 
 class CloseWeights(_message.Message):
     __slots__ = ()
@@ -436,12 +321,4 @@ class SwitchWeightsResult(_message.Message):
     terms: _bootstrap_pb2.Terms
     version: str
     lacking: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(
-        self,
-        model_id: _Optional[str] = ...,
-        previous_model_id: _Optional[str] = ...,
-        previous_model: _Optional[str] = ...,
-        terms: _Optional[_Union[_bootstrap_pb2.Terms, _Mapping]] = ...,
-        version: _Optional[str] = ...,
-        lacking: _Optional[_Iterable[str]] = ...,
-    ) -> None: ...
+    def __init__(self, model_id: _Optional[str] = ..., previous_model_id: _Optional[str] = ..., previous_model: _Optional[str] = ..., terms: _Optional[_Union[_bootstrap_pb2.Terms, _Mapping]] = ..., version: _Optional[str] = ..., lacking: _Optional[_Iterable[str]] = ...) -> None: ...

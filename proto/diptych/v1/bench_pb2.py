@@ -4,34 +4,39 @@
 # source: diptych/v1/bench.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 7, 35, 1, "", "diptych/v1/bench.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'diptych/v1/bench.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x16\x64iptych/v1/bench.proto\x12\ndiptych.v1"L\n\tBenchPeer\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x17\n\x0f\x65ngine_metadata\x18\x02 \x01(\x0c\x12\x11\n\tnum_pages\x18\x03 \x01(\r"\x1b\n\nBenchPages\x12\r\n\x05pages\x18\x01 \x03(\r"\x1d\n\x0b\x42\x65nchDigest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x06\x32z\n\x07KvBench\x12\x34\n\x04Join\x12\x15.diptych.v1.BenchPeer\x1a\x15.diptych.v1.BenchPeer\x12\x39\n\x06\x44igest\x12\x16.diptych.v1.BenchPages\x1a\x17.diptych.v1.BenchDigestb\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64iptych/v1/bench.proto\x12\ndiptych.v1\"L\n\tBenchPeer\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x17\n\x0f\x65ngine_metadata\x18\x02 \x01(\x0c\x12\x11\n\tnum_pages\x18\x03 \x01(\r\"\x1b\n\nBenchPages\x12\r\n\x05pages\x18\x01 \x03(\r\"\x1d\n\x0b\x42\x65nchDigest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x06\x32z\n\x07KvBench\x12\x34\n\x04Join\x12\x15.diptych.v1.BenchPeer\x1a\x15.diptych.v1.BenchPeer\x12\x39\n\x06\x44igest\x12\x16.diptych.v1.BenchPages\x1a\x17.diptych.v1.BenchDigestb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "diptych.v1.bench_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diptych.v1.bench_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_BENCHPEER"]._serialized_start = 38
-    _globals["_BENCHPEER"]._serialized_end = 114
-    _globals["_BENCHPAGES"]._serialized_start = 116
-    _globals["_BENCHPAGES"]._serialized_end = 143
-    _globals["_BENCHDIGEST"]._serialized_start = 145
-    _globals["_BENCHDIGEST"]._serialized_end = 174
-    _globals["_KVBENCH"]._serialized_start = 176
-    _globals["_KVBENCH"]._serialized_end = 298
+  DESCRIPTOR._loaded_options = None
+  _globals['_BENCHPEER']._serialized_start=38
+  _globals['_BENCHPEER']._serialized_end=114
+  _globals['_BENCHPAGES']._serialized_start=116
+  _globals['_BENCHPAGES']._serialized_end=143
+  _globals['_BENCHDIGEST']._serialized_start=145
+  _globals['_BENCHDIGEST']._serialized_end=174
+  _globals['_KVBENCH']._serialized_start=176
+  _globals['_KVBENCH']._serialized_end=298
 # @@protoc_insertion_point(module_scope)

@@ -14,12 +14,7 @@ class BenchPeer(_message.Message):
     instance_id: int
     engine_metadata: bytes
     num_pages: int
-    def __init__(
-        self,
-        instance_id: _Optional[int] = ...,
-        engine_metadata: _Optional[bytes] = ...,
-        num_pages: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, instance_id: _Optional[int] = ..., engine_metadata: _Optional[bytes] = ..., num_pages: _Optional[int] = ...) -> None: ...
 
 class BenchPages(_message.Message):
     __slots__ = ("pages",)

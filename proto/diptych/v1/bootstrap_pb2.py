@@ -4,68 +4,71 @@
 # source: diptych/v1/bootstrap.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "diptych/v1/bootstrap.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'diptych/v1/bootstrap.proto'
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1a\x64iptych/v1/bootstrap.proto\x12\ndiptych.v1"\x84\x01\n\x08KvLayout\x12\x11\n\tnum_pages\x18\x01 \x01(\r\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12%\n\x07regions\x18\x08 \x03(\x0b\x32\x14.diptych.v1.KvRegion\x12\x0c\n\x04rank\x18\t \x01(\r\x12\x11\n\tnum_ranks\x18\n \x01(\rJ\x04\x08\x02\x10\x03J\x04\x08\x04\x10\x08"\x86\x01\n\x08KvRegion\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\x12\n\nnum_planes\x18\x02 \x01(\r\x12\x11\n\tnum_heads\x18\x03 \x01(\r\x12\x10\n\x08head_dim\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x13\n\x0btotal_heads\x18\x06 \x01(\r\x12\r\n\x05reach\x18\x07 \x01(\t"|\n\x0cTransferInfo\x12\x17\n\x0f\x65ngine_metadata\x18\x01 \x01(\x0c\x12$\n\x06layout\x18\x02 \x01(\x0b\x32\x14.diptych.v1.KvLayout\x12-\n\x0cweights_door\x18\x03 \x01(\x0b\x32\x17.diptych.v1.WeightsDoor"(\n\x0bWeightsDoor\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0b\n\x03key\x18\x02 \x01(\x0c"\xb8\x04\n\nWorkerLoad\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x12\n\nfree_pages\x18\x03 \x01(\r\x12\x13\n\x0btotal_pages\x18\x04 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x05 \x01(\x04\x12\x18\n\x10linked_instances\x18\x06 \x03(\x06\x12\x17\n\x0fgrantable_pages\x18\x07 \x01(\r\x12\x1d\n\x15queued_transfer_bytes\x18\x08 \x01(\x04\x12*\n\x0blink_speeds\x18\t \x03(\x0b\x32\x15.diptych.v1.LinkSpeed\x12\x1b\n\x13num_waiting_prompts\x18\n \x01(\r\x12\x16\n\x0e\x62locked_tokens\x18\x0b \x01(\x04\x12\x15\n\rnum_ungranted\x18\x0c \x01(\r\x12\x1a\n\rprompt_budget\x18\r \x01(\rH\x00\x88\x01\x01\x12\x15\n\routput_tokens\x18\x0e \x01(\x04\x12\x15\n\routput_step_s\x18\x0f \x01(\x01\x12\x17\n\x0f\x63ontext_token_s\x18\x10 \x01(\x01\x12\x16\n\x0eprompt_token_s\x18\x11 \x01(\x01\x12\x10\n\x08silent_s\x18\x12 \x01(\r\x12\x14\n\x0cwindow_pages\x18\x15 \x01(\r\x12\x19\n\x11next_beside_pages\x18\x16 \x01(\r\x12%\n\x08key_uses\x18\x18 \x01(\x0b\x32\x13.diptych.v1.KeyUsesB\x10\n\x0e_prompt_budget";\n\x07KeyUses\x12\x0e\n\x06ledger\x18\x01 \x01(\x06\x12 \n\x04keys\x18\x02 \x03(\x0b\x32\x12.diptych.v1.KeyUse"y\n\x06KeyUse\x12\x0b\n\x03key\x18\x01 \x01(\x06\x12\x10\n\x08requests\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\x12\x0e\n\x06places\x18\x04 \x01(\r\x12\x18\n\x10requests_debt_ms\x18\x05 \x01(\r\x12\x16\n\x0etokens_debt_ms\x18\x06 \x01(\r":\n\tLinkSpeed\x12\x18\n\x10peer_instance_id\x18\x01 \x01(\x06\x12\x13\n\x0b\x62ytes_per_s\x18\x02 \x01(\x01"0\n\x0bLoraAdapter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t"\xb1\x01\n\x05Terms\x12\x0f\n\x07weights\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x10\n\x08kv_shape\x18\x03 \x01(\t\x12\x12\n\nkv_backend\x18\x04 \x01(\t\x12\x17\n\x0foldest_protocol\x18\x05 \x01(\r\x12\x17\n\x0fnewest_protocol\x18\x06 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x07 \x01(\x04\x12\x19\n\x11required_features\x18\x08 \x01(\x04"\xf0\x04\n\x08Instance\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x1e\n\x04role\x18\x02 \x01(\x0e\x32\x10.diptych.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x10\n\x08model_id\x18\x04 \x01(\t\x12\x0e\n\x06\x63ompat\x18\x05 \x01(\t\x12(\n\x05state\x18\x06 \x01(\x0e\x32\x19.diptych.v1.InstanceState\x12*\n\x08transfer\x18\x07 \x01(\x0b\x32\x18.diptych.v1.TransferInfo\x12$\n\x04load\x18\x08 \x01(\x0b\x32\x16.diptych.v1.WorkerLoad\x12\x0f\n\x07version\x18\t \x01(\t\x12\x13\n\x0b\x63ontext_len\x18\n \x01(\r\x12\x0f\n\x07\x64p_rank\x18\x0b \x01(\r\x12&\n\x05loras\x18\x0c \x03(\x0b\x32\x17.diptych.v1.LoraAdapter\x12\x12\n\nstarted_as\x18\r \x01(\t\x12\x0e\n\x06paused\x18\x0e \x01(\x08\x12\x11\n\tnot_ready\x18\x0f \x01(\t\x12\x17\n\x0fmetrics_address\x18\x10 \x01(\t\x12 \n\x05terms\x18\x11 \x01(\x0b\x32\x11.diptych.v1.Terms\x12\x10\n\x08sequence\x18\x12 \x01(\x04\x12\x17\n\x0fstarted_unix_ns\x18\x13 \x01(\x06\x12\x0c\n\x04pool\x18\x14 \x01(\t\x12\x0b\n\x03pod\x18\x15 \x01(\t\x12\x17\n\x0fweights_version\x18\x16 \x01(\t\x12\x10\n\x08\x64\x65\x63lared\x18\x17 \x01(\t\x12\x18\n\x10\x64\x65\x63lared_version\x18\x18 \x01(\x04\x12$\n\x05nodes\x18\x19 \x03(\x0b\x32\x15.diptych.v1.GroupNode"j\n\tGroupNode\x12\x0c\n\x04node\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pod\x18\x04 \x01(\t\x12\x12\n\nfirst_rank\x18\x05 \x01(\r\x12\x11\n\tnum_ranks\x18\x06 \x01(\r"E\n\tHeartbeat\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12&\n\x08instance\x18\x02 \x01(\x0b\x32\x14.diptych.v1.Instance"H\n\x0eHeartbeatReply\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\x12\x0f\n\x07\x65victed\x18\x03 \x01(\x08"%\n\x0cWatchRequest\x12\x15\n\rwithout_loads\x18\x01 \x01(\x08"\xc7\x01\n\x0bWatchUpdate\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x10\n\x08snapshot\x18\x02 \x01(\x08\x12%\n\x07upserts\x18\x03 \x03(\x0b\x32\x14.diptych.v1.Instance\x12\x0f\n\x07removed\x18\x04 \x03(\x06\x12\r\n\x05\x65nded\x18\x05 \x03(\x06\x12#\n\x05loads\x18\x06 \x03(\x0b\x32\x14.diptych.v1.LoadNews\x12\x10\n\x08lease_ms\x18\x07 \x01(\r\x12\x16\n\x0emax_silence_ms\x18\x08 \x01(\r"W\n\x08LoadNews\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12$\n\x04load\x18\x03 \x01(\x0b\x32\x16.diptych.v1.WorkerLoad*b\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x0f\n\x0bROLE_ROUTER\x10\x03\x12\x10\n\x0cROLE_UNIFIED\x10\x04*\x9c\x01\n\rInstanceState\x12\x1e\n\x1aINSTANCE_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17INSTANCE_STATE_STARTING\x10\x01\x12\x18\n\x14INSTANCE_STATE_READY\x10\x02\x12\x1b\n\x17INSTANCE_STATE_DRAINING\x10\x03\x12\x17\n\x13INSTANCE_STATE_GONE\x10\x04\x32\x8c\x01\n\tBootstrap\x12\x41\n\x08Register\x12\x15.diptych.v1.Heartbeat\x1a\x1a.diptych.v1.HeartbeatReply(\x01\x30\x01\x12<\n\x05Watch\x12\x18.diptych.v1.WatchRequest\x1a\x17.diptych.v1.WatchUpdate0\x01\x62\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64iptych/v1/bootstrap.proto\x12\ndiptych.v1\"\x84\x01\n\x08KvLayout\x12\x11\n\tnum_pages\x18\x01 \x01(\r\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12%\n\x07regions\x18\x08 \x03(\x0b\x32\x14.diptych.v1.KvRegion\x12\x0c\n\x04rank\x18\t \x01(\r\x12\x11\n\tnum_ranks\x18\n \x01(\rJ\x04\x08\x02\x10\x03J\x04\x08\x04\x10\x08\"\x86\x01\n\x08KvRegion\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\x12\n\nnum_planes\x18\x02 \x01(\r\x12\x11\n\tnum_heads\x18\x03 \x01(\r\x12\x10\n\x08head_dim\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x13\n\x0btotal_heads\x18\x06 \x01(\r\x12\r\n\x05reach\x18\x07 \x01(\t\"|\n\x0cTransferInfo\x12\x17\n\x0f\x65ngine_metadata\x18\x01 \x01(\x0c\x12$\n\x06layout\x18\x02 \x01(\x0b\x32\x14.diptych.v1.KvLayout\x12-\n\x0cweights_door\x18\x03 \x01(\x0b\x32\x17.diptych.v1.WeightsDoor\"(\n\x0bWeightsDoor\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0b\n\x03key\x18\x02 \x01(\x0c\"\xb8\x04\n\nWorkerLoad\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x12\n\nfree_pages\x18\x03 \x01(\r\x12\x13\n\x0btotal_pages\x18\x04 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x05 \x01(\x04\x12\x18\n\x10linked_instances\x18\x06 \x03(\x06\x12\x17\n\x0fgrantable_pages\x18\x07 \x01(\r\x12\x1d\n\x15queued_transfer_bytes\x18\x08 \x01(\x04\x12*\n\x0blink_speeds\x18\t \x03(\x0b\x32\x15.diptych.v1.LinkSpeed\x12\x1b\n\x13num_waiting_prompts\x18\n \x01(\r\x12\x16\n\x0e\x62locked_tokens\x18\x0b \x01(\x04\x12\x15\n\rnum_ungranted\x18\x0c \x01(\r\x12\x1a\n\rprompt_budget\x18\r \x01(\rH\x00\x88\x01\x01\x12\x15\n\routput_tokens\x18\x0e \x01(\x04\x12\x15\n\routput_step_s\x18\x0f \x01(\x01\x12\x17\n\x0f\x63ontext_token_s\x18\x10 \x01(\x01\x12\x16\n\x0eprompt_token_s\x18\x11 \x01(\x01\x12\x10\n\x08silent_s\x18\x12 \x01(\r\x12\x14\n\x0cwindow_pages\x18\x15 \x01(\r\x12\x19\n\x11next_beside_pages\x18\x16 \x01(\r\x12%\n\x08key_uses\x18\x18 \x01(\x0b\x32\x13.diptych.v1.KeyUsesB\x10\n\x0e_prompt_budget\";\n\x07KeyUses\x12\x0e\n\x06ledger\x18\x01 \x01(\x06\x12 \n\x04keys\x18\x02 \x03(\x0b\x32\x12.diptych.v1.KeyUse\"y\n\x06KeyUse\x12\x0b\n\x03key\x18\x01 \x01(\x06\x12\x10\n\x08requests\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\x12\x0e\n\x06places\x18\x04 \x01(\r\x12\x18\n\x10requests_debt_ms\x18\x05 \x01(\r\x12\x16\n\x0etokens_debt_ms\x18\x06 \x01(\r\":\n\tLinkSpeed\x12\x18\n\x10peer_instance_id\x18\x01 \x01(\x06\x12\x13\n\x0b\x62ytes_per_s\x18\x02 \x01(\x01\"0\n\x0bLoraAdapter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\"\xb1\x01\n\x05Terms\x12\x0f\n\x07weights\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x10\n\x08kv_shape\x18\x03 \x01(\t\x12\x12\n\nkv_backend\x18\x04 \x01(\t\x12\x17\n\x0foldest_protocol\x18\x05 \x01(\r\x12\x17\n\x0fnewest_protocol\x18\x06 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x07 \x01(\x04\x12\x19\n\x11required_features\x18\x08 \x01(\x04\"\xf0\x04\n\x08Instance\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x1e\n\x04role\x18\x02 \x01(\x0e\x32\x10.diptych.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x10\n\x08model_id\x18\x04 \x01(\t\x12\x0e\n\x06\x63ompat\x18\x05 \x01(\t\x12(\n\x05state\x18\x06 \x01(\x0e\x32\x19.diptych.v1.InstanceState\x12*\n\x08transfer\x18\x07 \x01(\x0b\x32\x18.diptych.v1.TransferInfo\x12$\n\x04load\x18\x08 \x01(\x0b\x32\x16.diptych.v1.WorkerLoad\x12\x0f\n\x07version\x18\t \x01(\t\x12\x13\n\x0b\x63ontext_len\x18\n \x01(\r\x12\x0f\n\x07\x64p_rank\x18\x0b \x01(\r\x12&\n\x05loras\x18\x0c \x03(\x0b\x32\x17.diptych.v1.LoraAdapter\x12\x12\n\nstarted_as\x18\r \x01(\t\x12\x0e\n\x06paused\x18\x0e \x01(\x08\x12\x11\n\tnot_ready\x18\x0f \x01(\t\x12\x17\n\x0fmetrics_address\x18\x10 \x01(\t\x12 \n\x05terms\x18\x11 \x01(\x0b\x32\x11.diptych.v1.Terms\x12\x10\n\x08sequence\x18\x12 \x01(\x04\x12\x17\n\x0fstarted_unix_ns\x18\x13 \x01(\x06\x12\x0c\n\x04pool\x18\x14 \x01(\t\x12\x0b\n\x03pod\x18\x15 \x01(\t\x12\x17\n\x0fweights_version\x18\x16 \x01(\t\x12\x10\n\x08\x64\x65\x63lared\x18\x17 \x01(\t\x12\x18\n\x10\x64\x65\x63lared_version\x18\x18 \x01(\x04\x12$\n\x05nodes\x18\x19 \x03(\x0b\x32\x15.diptych.v1.GroupNode\"j\n\tGroupNode\x12\x0c\n\x04node\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pod\x18\x04 \x01(\t\x12\x12\n\nfirst_rank\x18\x05 \x01(\r\x12\x11\n\tnum_ranks\x18\x06 \x01(\r\"E\n\tHeartbeat\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12&\n\x08instance\x18\x02 \x01(\x0b\x32\x14.diptych.v1.Instance\"H\n\x0eHeartbeatReply\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\x12\x0f\n\x07\x65victed\x18\x03 \x01(\x08\"%\n\x0cWatchRequest\x12\x15\n\rwithout_loads\x18\x01 \x01(\x08\"\xc7\x01\n\x0bWatchUpdate\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x10\n\x08snapshot\x18\x02 \x01(\x08\x12%\n\x07upserts\x18\x03 \x03(\x0b\x32\x14.diptych.v1.Instance\x12\x0f\n\x07removed\x18\x04 \x03(\x06\x12\r\n\x05\x65nded\x18\x05 \x03(\x06\x12#\n\x05loads\x18\x06 \x03(\x0b\x32\x14.diptych.v1.LoadNews\x12\x10\n\x08lease_ms\x18\x07 \x01(\r\x12\x16\n\x0emax_silence_ms\x18\x08 \x01(\r\"W\n\x08LoadNews\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12$\n\x04load\x18\x03 \x01(\x0b\x32\x16.diptych.v1.WorkerLoad*b\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x0f\n\x0bROLE_ROUTER\x10\x03\x12\x10\n\x0cROLE_UNIFIED\x10\x04*\x9c\x01\n\rInstanceState\x12\x1e\n\x1aINSTANCE_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17INSTANCE_STATE_STARTING\x10\x01\x12\x18\n\x14INSTANCE_STATE_READY\x10\x02\x12\x1b\n\x17INSTANCE_STATE_DRAINING\x10\x03\x12\x17\n\x13INSTANCE_STATE_GONE\x10\x04\x32\x8c\x01\n\tBootstrap\x12\x41\n\x08Register\x12\x15.diptych.v1.Heartbeat\x1a\x1a.diptych.v1.HeartbeatReply(\x01\x30\x01\x12<\n\x05Watch\x12\x18.diptych.v1.WatchRequest\x1a\x17.diptych.v1.WatchUpdate0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "diptych.v1.bootstrap_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diptych.v1.bootstrap_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_ROLE"]._serialized_start = 2737
-    _globals["_ROLE"]._serialized_end = 2835
-    _globals["_INSTANCESTATE"]._serialized_start = 2838
-    _globals["_INSTANCESTATE"]._serialized_end = 2994
-    _globals["_KVLAYOUT"]._serialized_start = 43
-    _globals["_KVLAYOUT"]._serialized_end = 175
-    _globals["_KVREGION"]._serialized_start = 178
-    _globals["_KVREGION"]._serialized_end = 312
-    _globals["_TRANSFERINFO"]._serialized_start = 314
-    _globals["_TRANSFERINFO"]._serialized_end = 438
-    _globals["_WEIGHTSDOOR"]._serialized_start = 440
-    _globals["_WEIGHTSDOOR"]._serialized_end = 480
-    _globals["_WORKERLOAD"]._serialized_start = 483
-    _globals["_WORKERLOAD"]._serialized_end = 1051
-    _globals["_KEYUSES"]._serialized_start = 1053
-    _globals["_KEYUSES"]._serialized_end = 1112
-    _globals["_KEYUSE"]._serialized_start = 1114
-    _globals["_KEYUSE"]._serialized_end = 1235
-    _globals["_LINKSPEED"]._serialized_start = 1237
-    _globals["_LINKSPEED"]._serialized_end = 1295
-    _globals["_LORAADAPTER"]._serialized_start = 1297
-    _globals["_LORAADAPTER"]._serialized_end = 1345
-    _globals["_TERMS"]._serialized_start = 1348
-    _globals["_TERMS"]._serialized_end = 1525
-    _globals["_INSTANCE"]._serialized_start = 1528
-    _globals["_INSTANCE"]._serialized_end = 2152
-    _globals["_GROUPNODE"]._serialized_start = 2154
-    _globals["_GROUPNODE"]._serialized_end = 2260
-    _globals["_HEARTBEAT"]._serialized_start = 2262
-    _globals["_HEARTBEAT"]._serialized_end = 2331
-    _globals["_HEARTBEATREPLY"]._serialized_start = 2333
-    _globals["_HEARTBEATREPLY"]._serialized_end = 2405
-    _globals["_WATCHREQUEST"]._serialized_start = 2407
-    _globals["_WATCHREQUEST"]._serialized_end = 2444
-    _globals["_WATCHUPDATE"]._serialized_start = 2447
-    _globals["_WATCHUPDATE"]._serialized_end = 2646
-    _globals["_LOADNEWS"]._serialized_start = 2648
-    _globals["_LOADNEWS"]._serialized_end = 2735
-    _globals["_BOOTSTRAP"]._serialized_start = 2997
-    _globals["_BOOTSTRAP"]._serialized_end = 3137
+  DESCRIPTOR._loaded_options = None
+  _globals['_ROLE']._serialized_start=2737
+  _globals['_ROLE']._serialized_end=2835
+  _globals['_INSTANCESTATE']._serialized_start=2838
+  _globals['_INSTANCESTATE']._serialized_end=2994
+  _globals['_KVLAYOUT']._serialized_start=43
+  _globals['_KVLAYOUT']._serialized_end=175
+  _globals['_KVREGION']._serialized_start=178
+  _globals['_KVREGION']._serialized_end=312
+  _globals['_TRANSFERINFO']._serialized_start=314
+  _globals['_TRANSFERINFO']._serialized_end=438
+  _globals['_WEIGHTSDOOR']._serialized_start=440
+  _globals['_WEIGHTSDOOR']._serialized_end=480
+  _globals['_WORKERLOAD']._serialized_start=483
+  _globals['_WORKERLOAD']._serialized_end=1051
+  _globals['_KEYUSES']._serialized_start=1053
+  _globals['_KEYUSES']._serialized_end=1112
+  _globals['_KEYUSE']._serialized_start=1114
+  _globals['_KEYUSE']._serialized_end=1235
+  _globals['_LINKSPEED']._serialized_start=1237
+  _globals['_LINKSPEED']._serialized_end=1295
+  _globals['_LORAADAPTER']._serialized_start=1297
+  _globals['_LORAADAPTER']._serialized_end=1345
+  _globals['_TERMS']._serialized_start=1348
+  _globals['_TERMS']._serialized_end=1525
+  _globals['_INSTANCE']._serialized_start=1528
+  _globals['_INSTANCE']._serialized_end=2152
+  _globals['_GROUPNODE']._serialized_start=2154
+  _globals['_GROUPNODE']._serialized_end=2260
+  _globals['_HEARTBEAT']._serialized_start=2262
+  _globals['_HEARTBEAT']._serialized_end=2331
+  _globals['_HEARTBEATREPLY']._serialized_start=2333
+  _globals['_HEARTBEATREPLY']._serialized_end=2405
+  _globals['_WATCHREQUEST']._serialized_start=2407
+  _globals['_WATCHREQUEST']._serialized_end=2444
+  _globals['_WATCHUPDATE']._serialized_start=2447
+  _globals['_WATCHUPDATE']._serialized_end=2646
+  _globals['_LOADNEWS']._serialized_start=2648
+  _globals['_LOADNEWS']._serialized_end=2735
+  _globals['_BOOTSTRAP']._serialized_start=2997
+  _globals['_BOOTSTRAP']._serialized_end=3137
 # @@protoc_insertion_point(module_scope)

@@ -22,7 +22,6 @@ class InstanceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INSTANCE_STATE_READY: _ClassVar[InstanceState]
     INSTANCE_STATE_DRAINING: _ClassVar[InstanceState]
     INSTANCE_STATE_GONE: _ClassVar[InstanceState]
-
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
@@ -46,14 +45,7 @@ class KvLayout(_message.Message):
     regions: _containers.RepeatedCompositeFieldContainer[KvRegion]
     rank: int
     num_ranks: int
-    def __init__(
-        self,
-        num_pages: _Optional[int] = ...,
-        page_size: _Optional[int] = ...,
-        regions: _Optional[_Iterable[_Union[KvRegion, _Mapping]]] = ...,
-        rank: _Optional[int] = ...,
-        num_ranks: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[KvRegion, _Mapping]]] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ...) -> None: ...
 
 class KvRegion(_message.Message):
     __slots__ = ("layers", "num_planes", "num_heads", "head_dim", "dtype", "total_heads", "reach")
@@ -71,16 +63,7 @@ class KvRegion(_message.Message):
     dtype: str
     total_heads: int
     reach: str
-    def __init__(
-        self,
-        layers: _Optional[_Iterable[int]] = ...,
-        num_planes: _Optional[int] = ...,
-        num_heads: _Optional[int] = ...,
-        head_dim: _Optional[int] = ...,
-        dtype: _Optional[str] = ...,
-        total_heads: _Optional[int] = ...,
-        reach: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, layers: _Optional[_Iterable[int]] = ..., num_planes: _Optional[int] = ..., num_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., total_heads: _Optional[int] = ..., reach: _Optional[str] = ...) -> None: ...
 
 class TransferInfo(_message.Message):
     __slots__ = ("engine_metadata", "layout", "weights_door")
@@ -90,12 +73,7 @@ class TransferInfo(_message.Message):
     engine_metadata: bytes
     layout: KvLayout
     weights_door: WeightsDoor
-    def __init__(
-        self,
-        engine_metadata: _Optional[bytes] = ...,
-        layout: _Optional[_Union[KvLayout, _Mapping]] = ...,
-        weights_door: _Optional[_Union[WeightsDoor, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, engine_metadata: _Optional[bytes] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., weights_door: _Optional[_Union[WeightsDoor, _Mapping]] = ...) -> None: ...
 
 class WeightsDoor(_message.Message):
     __slots__ = ("port", "key")
@@ -106,29 +84,7 @@ class WeightsDoor(_message.Message):
     def __init__(self, port: _Optional[int] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = (
-        "num_waiting",
-        "num_running",
-        "free_pages",
-        "total_pages",
-        "waiting_tokens",
-        "linked_instances",
-        "grantable_pages",
-        "queued_transfer_bytes",
-        "link_speeds",
-        "num_waiting_prompts",
-        "blocked_tokens",
-        "num_ungranted",
-        "prompt_budget",
-        "output_tokens",
-        "output_step_s",
-        "context_token_s",
-        "prompt_token_s",
-        "silent_s",
-        "window_pages",
-        "next_beside_pages",
-        "key_uses",
-    )
+    __slots__ = ("num_waiting", "num_running", "free_pages", "total_pages", "waiting_tokens", "linked_instances", "grantable_pages", "queued_transfer_bytes", "link_speeds", "num_waiting_prompts", "blocked_tokens", "num_ungranted", "prompt_budget", "output_tokens", "output_step_s", "context_token_s", "prompt_token_s", "silent_s", "window_pages", "next_beside_pages", "key_uses")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -171,30 +127,7 @@ class WorkerLoad(_message.Message):
     window_pages: int
     next_beside_pages: int
     key_uses: KeyUses
-    def __init__(
-        self,
-        num_waiting: _Optional[int] = ...,
-        num_running: _Optional[int] = ...,
-        free_pages: _Optional[int] = ...,
-        total_pages: _Optional[int] = ...,
-        waiting_tokens: _Optional[int] = ...,
-        linked_instances: _Optional[_Iterable[int]] = ...,
-        grantable_pages: _Optional[int] = ...,
-        queued_transfer_bytes: _Optional[int] = ...,
-        link_speeds: _Optional[_Iterable[_Union[LinkSpeed, _Mapping]]] = ...,
-        num_waiting_prompts: _Optional[int] = ...,
-        blocked_tokens: _Optional[int] = ...,
-        num_ungranted: _Optional[int] = ...,
-        prompt_budget: _Optional[int] = ...,
-        output_tokens: _Optional[int] = ...,
-        output_step_s: _Optional[float] = ...,
-        context_token_s: _Optional[float] = ...,
-        prompt_token_s: _Optional[float] = ...,
-        silent_s: _Optional[int] = ...,
-        window_pages: _Optional[int] = ...,
-        next_beside_pages: _Optional[int] = ...,
-        key_uses: _Optional[_Union[KeyUses, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., linked_instances: _Optional[_Iterable[int]] = ..., grantable_pages: _Optional[int] = ..., queued_transfer_bytes: _Optional[int] = ..., link_speeds: _Optional[_Iterable[_Union[LinkSpeed, _Mapping]]] = ..., num_waiting_prompts: _Optional[int] = ..., blocked_tokens: _Optional[int] = ..., num_ungranted: _Optional[int] = ..., prompt_budget: _Optional[int] = ..., output_tokens: _Optional[int] = ..., output_step_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., silent_s: _Optional[int] = ..., window_pages: _Optional[int] = ..., next_beside_pages: _Optional[int] = ..., key_uses: _Optional[_Union[KeyUses, _Mapping]] = ...) -> None: ...
 
 class KeyUses(_message.Message):
     __slots__ = ("ledger", "keys")
@@ -202,9 +135,7 @@ class KeyUses(_message.Message):
     KEYS_FIELD_NUMBER: _ClassVar[int]
     ledger: int
     keys: _containers.RepeatedCompositeFieldContainer[KeyUse]
-    def __init__(
-        self, ledger: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[KeyUse, _Mapping]]] = ...
-    ) -> None: ...
+    def __init__(self, ledger: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[KeyUse, _Mapping]]] = ...) -> None: ...
 
 class KeyUse(_message.Message):
     __slots__ = ("key", "requests", "tokens", "places", "requests_debt_ms", "tokens_debt_ms")
@@ -220,15 +151,7 @@ class KeyUse(_message.Message):
     places: int
     requests_debt_ms: int
     tokens_debt_ms: int
-    def __init__(
-        self,
-        key: _Optional[int] = ...,
-        requests: _Optional[int] = ...,
-        tokens: _Optional[int] = ...,
-        places: _Optional[int] = ...,
-        requests_debt_ms: _Optional[int] = ...,
-        tokens_debt_ms: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, key: _Optional[int] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ..., places: _Optional[int] = ..., requests_debt_ms: _Optional[int] = ..., tokens_debt_ms: _Optional[int] = ...) -> None: ...
 
 class LinkSpeed(_message.Message):
     __slots__ = ("peer_instance_id", "bytes_per_s")
@@ -247,16 +170,7 @@ class LoraAdapter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class Terms(_message.Message):
-    __slots__ = (
-        "weights",
-        "vocab_size",
-        "kv_shape",
-        "kv_backend",
-        "oldest_protocol",
-        "newest_protocol",
-        "features",
-        "required_features",
-    )
+    __slots__ = ("weights", "vocab_size", "kv_shape", "kv_backend", "oldest_protocol", "newest_protocol", "features", "required_features")
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     KV_SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -273,46 +187,10 @@ class Terms(_message.Message):
     newest_protocol: int
     features: int
     required_features: int
-    def __init__(
-        self,
-        weights: _Optional[str] = ...,
-        vocab_size: _Optional[int] = ...,
-        kv_shape: _Optional[str] = ...,
-        kv_backend: _Optional[str] = ...,
-        oldest_protocol: _Optional[int] = ...,
-        newest_protocol: _Optional[int] = ...,
-        features: _Optional[int] = ...,
-        required_features: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, weights: _Optional[str] = ..., vocab_size: _Optional[int] = ..., kv_shape: _Optional[str] = ..., kv_backend: _Optional[str] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., features: _Optional[int] = ..., required_features: _Optional[int] = ...) -> None: ...
 
 class Instance(_message.Message):
-    __slots__ = (
-        "instance_id",
-        "role",
-        "address",
-        "model_id",
-        "compat",
-        "state",
-        "transfer",
-        "load",
-        "version",
-        "context_len",
-        "dp_rank",
-        "loras",
-        "started_as",
-        "paused",
-        "not_ready",
-        "metrics_address",
-        "terms",
-        "sequence",
-        "started_unix_ns",
-        "pool",
-        "pod",
-        "weights_version",
-        "declared",
-        "declared_version",
-        "nodes",
-    )
+    __slots__ = ("instance_id", "role", "address", "model_id", "compat", "state", "transfer", "load", "version", "context_len", "dp_rank", "loras", "started_as", "paused", "not_ready", "metrics_address", "terms", "sequence", "started_unix_ns", "pool", "pod", "weights_version", "declared", "declared_version", "nodes")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -363,34 +241,7 @@ class Instance(_message.Message):
     declared: str
     declared_version: int
     nodes: _containers.RepeatedCompositeFieldContainer[GroupNode]
-    def __init__(
-        self,
-        instance_id: _Optional[int] = ...,
-        role: _Optional[_Union[Role, str]] = ...,
-        address: _Optional[str] = ...,
-        model_id: _Optional[str] = ...,
-        compat: _Optional[str] = ...,
-        state: _Optional[_Union[InstanceState, str]] = ...,
-        transfer: _Optional[_Union[TransferInfo, _Mapping]] = ...,
-        load: _Optional[_Union[WorkerLoad, _Mapping]] = ...,
-        version: _Optional[str] = ...,
-        context_len: _Optional[int] = ...,
-        dp_rank: _Optional[int] = ...,
-        loras: _Optional[_Iterable[_Union[LoraAdapter, _Mapping]]] = ...,
-        started_as: _Optional[str] = ...,
-        paused: _Optional[bool] = ...,
-        not_ready: _Optional[str] = ...,
-        metrics_address: _Optional[str] = ...,
-        terms: _Optional[_Union[Terms, _Mapping]] = ...,
-        sequence: _Optional[int] = ...,
-        started_unix_ns: _Optional[int] = ...,
-        pool: _Optional[str] = ...,
-        pod: _Optional[str] = ...,
-        weights_version: _Optional[str] = ...,
-        declared: _Optional[str] = ...,
-        declared_version: _Optional[int] = ...,
-        nodes: _Optional[_Iterable[_Union[GroupNode, _Mapping]]] = ...,
-    ) -> None: ...
+    def __init__(self, instance_id: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., compat: _Optional[str] = ..., state: _Optional[_Union[InstanceState, str]] = ..., transfer: _Optional[_Union[TransferInfo, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., version: _Optional[str] = ..., context_len: _Optional[int] = ..., dp_rank: _Optional[int] = ..., loras: _Optional[_Iterable[_Union[LoraAdapter, _Mapping]]] = ..., started_as: _Optional[str] = ..., paused: _Optional[bool] = ..., not_ready: _Optional[str] = ..., metrics_address: _Optional[str] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., sequence: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., pool: _Optional[str] = ..., pod: _Optional[str] = ..., weights_version: _Optional[str] = ..., declared: _Optional[str] = ..., declared_version: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[GroupNode, _Mapping]]] = ...) -> None: ...
 
 class GroupNode(_message.Message):
     __slots__ = ("node", "epoch", "host", "pod", "first_rank", "num_ranks")
@@ -406,15 +257,7 @@ class GroupNode(_message.Message):
     pod: str
     first_rank: int
     num_ranks: int
-    def __init__(
-        self,
-        node: _Optional[int] = ...,
-        epoch: _Optional[int] = ...,
-        host: _Optional[str] = ...,
-        pod: _Optional[str] = ...,
-        first_rank: _Optional[int] = ...,
-        num_ranks: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, node: _Optional[int] = ..., epoch: _Optional[int] = ..., host: _Optional[str] = ..., pod: _Optional[str] = ..., first_rank: _Optional[int] = ..., num_ranks: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence", "instance")
@@ -422,9 +265,7 @@ class Heartbeat(_message.Message):
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     instance: Instance
-    def __init__(
-        self, sequence: _Optional[int] = ..., instance: _Optional[_Union[Instance, _Mapping]] = ...
-    ) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., instance: _Optional[_Union[Instance, _Mapping]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("interval_ms", "lease_ms", "evicted")
@@ -434,9 +275,7 @@ class HeartbeatReply(_message.Message):
     interval_ms: int
     lease_ms: int
     evicted: bool
-    def __init__(
-        self, interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., evicted: _Optional[bool] = ...
-    ) -> None: ...
+    def __init__(self, interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., evicted: _Optional[bool] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("without_loads",)
@@ -462,17 +301,7 @@ class WatchUpdate(_message.Message):
     loads: _containers.RepeatedCompositeFieldContainer[LoadNews]
     lease_ms: int
     max_silence_ms: int
-    def __init__(
-        self,
-        revision: _Optional[int] = ...,
-        snapshot: _Optional[bool] = ...,
-        upserts: _Optional[_Iterable[_Union[Instance, _Mapping]]] = ...,
-        removed: _Optional[_Iterable[int]] = ...,
-        ended: _Optional[_Iterable[int]] = ...,
-        loads: _Optional[_Iterable[_Union[LoadNews, _Mapping]]] = ...,
-        lease_ms: _Optional[int] = ...,
-        max_silence_ms: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, revision: _Optional[int] = ..., snapshot: _Optional[bool] = ..., upserts: _Optional[_Iterable[_Union[Instance, _Mapping]]] = ..., removed: _Optional[_Iterable[int]] = ..., ended: _Optional[_Iterable[int]] = ..., loads: _Optional[_Iterable[_Union[LoadNews, _Mapping]]] = ..., lease_ms: _Optional[int] = ..., max_silence_ms: _Optional[int] = ...) -> None: ...
 
 class LoadNews(_message.Message):
     __slots__ = ("instance_id", "sequence", "load")
@@ -482,9 +311,4 @@ class LoadNews(_message.Message):
     instance_id: int
     sequence: int
     load: WorkerLoad
-    def __init__(
-        self,
-        instance_id: _Optional[int] = ...,
-        sequence: _Optional[int] = ...,
-        load: _Optional[_Union[WorkerLoad, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, instance_id: _Optional[int] = ..., sequence: _Optional[int] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...

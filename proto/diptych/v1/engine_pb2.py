@@ -4,14 +4,19 @@
 # source: diptych/v1/engine.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 7, 35, 1, "", "diptych/v1/engine.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'diptych/v1/engine.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
@@ -23,33 +28,31 @@ from diptych.v1 import rank_pb2 as diptych_dot_v1_dot_rank__pb2
 from diptych.v1 import worker_pb2 as diptych_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x17\x64iptych/v1/engine.proto\x12\ndiptych.v1\x1a\x16\x64iptych/v1/admin.proto\x1a\x1a\x64iptych/v1/bootstrap.proto\x1a\x15\x64iptych/v1/rank.proto\x1a\x17\x64iptych/v1/worker.proto"\xc1\x03\n\x11SchedulerCommands\x12#\n\x05start\x18\x01 \x03(\x0b\x32\x14.diptych.v1.StartLeg\x12\r\n\x05\x61\x62ort\x18\x02 \x03(\x06\x12#\n\x05peers\x18\x03 \x01(\x0b\x32\x14.diptych.v1.PeerView\x12\x10\n\x08shutdown\x18\x04 \x01(\x08\x12\x14\n\x0cstatus_query\x18\x05 \x01(\x04\x12\'\n\x05\x61\x64min\x18\x08 \x03(\x0b\x32\x18.diptych.v1.AdminCommand\x12\x0c\n\x04ping\x18\t \x01(\x04\x12\x11\n\thand_back\x18\x0b \x03(\x06\x12\x1e\n\x04role\x18\n \x01(\x0e\x32\x10.diptych.v1.Role\x12\x0f\n\x07watch_s\x18\x0c \x01(\x01\x12\x11\n\tlog_level\x18\r \x01(\t\x12\x14\n\x0cwatcher_came\x18\x0e \x01(\x08\x12+\n\x0btool_called\x18\x0f \x03(\x0b\x32\x16.diptych.v1.ToolCalled\x12)\n\ngive_cache\x18\x10 \x01(\x0b\x32\x15.diptych.v1.GiveCache\x12/\n\rweight_givers\x18\x11 \x01(\x0b\x32\x18.diptych.v1.WeightGivers"7\n\x0cWeightGivers\x12\'\n\x06givers\x18\x01 \x03(\x0b\x32\x17.diptych.v1.WeightGiver"B\n\x0bWeightGiver\x12\x0c\n\x04host\x18\x01 \x01(\t\x12%\n\x04\x64oor\x18\x02 \x01(\x0b\x32\x17.diptych.v1.WeightsDoor"\x1d\n\tGiveCache\x12\x10\n\x08within_s\x18\x01 \x01(\x01"3\n\x08PeerView\x12\'\n\tinstances\x18\x01 \x03(\x0b\x32\x14.diptych.v1.Instance"\x9d\x04\n\x0fSchedulerEvents\x12&\n\x07outputs\x18\x01 \x03(\x0b\x32\x15.diptych.v1.LegOutput\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.diptych.v1.WorkerLoad\x12\'\n\tkv_events\x18\x03 \x01(\x0b\x32\x14.diptych.v1.KvEvents\x12)\n\x05ready\x18\x04 \x01(\x0b\x32\x1a.diptych.v1.SchedulerReady\x12(\n\x06status\x18\x05 \x01(\x0b\x32\x18.diptych.v1.WorkerStatus\x12\x16\n\x0estatus_answers\x18\x06 \x03(\x04\x12\r\n\x05\x66\x61tal\x18\x07 \x01(\t\x12.\n\radmin_answers\x18\x08 \x03(\x0b\x32\x17.diptych.v1.AdminAnswer\x12"\n\x05loras\x18\t \x01(\x0b\x32\x13.diptych.v1.LoraSet\x12\'\n\tlink_news\x18\n \x01(\x0b\x32\x14.diptych.v1.LinkNews\x12\x0c\n\x04pong\x18\x0b \x01(\x04\x12\x13\n\x0b\x63ontext_len\x18\x0c \x01(\r\x12$\n\x04news\x18\r \x01(\x0b\x32\x16.diptych.v1.WorkerNews\x12&\n\x06tokens\x18\x0e \x01(\x0b\x32\x16.diptych.v1.NextTokens\x12)\n\nrank_doors\x18\x0f \x01(\x0b\x32\x15.diptych.v1.RankDoors"?\n\nNextTokens\x12\r\n\x05rooms\x18\x01 \x03(\x06\x12\x0f\n\x07indices\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r"\x8d\x02\n\x0eSchedulerReady\x12*\n\x08transfer\x18\x01 \x01(\x0b\x32\x18.diptych.v1.TransferInfo\x12\x13\n\x0b\x63ontext_len\x18\x03 \x01(\r\x12"\n\x05loras\x18\x08 \x01(\x0b\x32\x13.diptych.v1.LoraSet\x12 \n\x05terms\x18\t \x01(\x0b\x32\x11.diptych.v1.Terms\x12\x14\n\x0cmax_requests\x18\n \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\x0b \x01(\r\x12(\n\tcomputing\x18\x0c \x01(\x0b\x32\x15.diptych.v1.Computing\x12\x15\n\rmakes_vectors\x18\r \x01(\x08J\x04\x08\x02\x10\x03"\x1b\n\x08LinkNews\x12\x0f\n\x07problem\x18\x01 \x01(\t"4\n\x07LoraSet\x12)\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x17.diptych.v1.LoraAdapterb\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64iptych/v1/engine.proto\x12\ndiptych.v1\x1a\x16\x64iptych/v1/admin.proto\x1a\x1a\x64iptych/v1/bootstrap.proto\x1a\x15\x64iptych/v1/rank.proto\x1a\x17\x64iptych/v1/worker.proto\"\xc1\x03\n\x11SchedulerCommands\x12#\n\x05start\x18\x01 \x03(\x0b\x32\x14.diptych.v1.StartLeg\x12\r\n\x05\x61\x62ort\x18\x02 \x03(\x06\x12#\n\x05peers\x18\x03 \x01(\x0b\x32\x14.diptych.v1.PeerView\x12\x10\n\x08shutdown\x18\x04 \x01(\x08\x12\x14\n\x0cstatus_query\x18\x05 \x01(\x04\x12\'\n\x05\x61\x64min\x18\x08 \x03(\x0b\x32\x18.diptych.v1.AdminCommand\x12\x0c\n\x04ping\x18\t \x01(\x04\x12\x11\n\thand_back\x18\x0b \x03(\x06\x12\x1e\n\x04role\x18\n \x01(\x0e\x32\x10.diptych.v1.Role\x12\x0f\n\x07watch_s\x18\x0c \x01(\x01\x12\x11\n\tlog_level\x18\r \x01(\t\x12\x14\n\x0cwatcher_came\x18\x0e \x01(\x08\x12+\n\x0btool_called\x18\x0f \x03(\x0b\x32\x16.diptych.v1.ToolCalled\x12)\n\ngive_cache\x18\x10 \x01(\x0b\x32\x15.diptych.v1.GiveCache\x12/\n\rweight_givers\x18\x11 \x01(\x0b\x32\x18.diptych.v1.WeightGivers\"7\n\x0cWeightGivers\x12\'\n\x06givers\x18\x01 \x03(\x0b\x32\x17.diptych.v1.WeightGiver\"B\n\x0bWeightGiver\x12\x0c\n\x04host\x18\x01 \x01(\t\x12%\n\x04\x64oor\x18\x02 \x01(\x0b\x32\x17.diptych.v1.WeightsDoor\"\x1d\n\tGiveCache\x12\x10\n\x08within_s\x18\x01 \x01(\x01\"3\n\x08PeerView\x12\'\n\tinstances\x18\x01 \x03(\x0b\x32\x14.diptych.v1.Instance\"\x9d\x04\n\x0fSchedulerEvents\x12&\n\x07outputs\x18\x01 \x03(\x0b\x32\x15.diptych.v1.LegOutput\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.diptych.v1.WorkerLoad\x12\'\n\tkv_events\x18\x03 \x01(\x0b\x32\x14.diptych.v1.KvEvents\x12)\n\x05ready\x18\x04 \x01(\x0b\x32\x1a.diptych.v1.SchedulerReady\x12(\n\x06status\x18\x05 \x01(\x0b\x32\x18.diptych.v1.WorkerStatus\x12\x16\n\x0estatus_answers\x18\x06 \x03(\x04\x12\r\n\x05\x66\x61tal\x18\x07 \x01(\t\x12.\n\radmin_answers\x18\x08 \x03(\x0b\x32\x17.diptych.v1.AdminAnswer\x12\"\n\x05loras\x18\t \x01(\x0b\x32\x13.diptych.v1.LoraSet\x12\'\n\tlink_news\x18\n \x01(\x0b\x32\x14.diptych.v1.LinkNews\x12\x0c\n\x04pong\x18\x0b \x01(\x04\x12\x13\n\x0b\x63ontext_len\x18\x0c \x01(\r\x12$\n\x04news\x18\r \x01(\x0b\x32\x16.diptych.v1.WorkerNews\x12&\n\x06tokens\x18\x0e \x01(\x0b\x32\x16.diptych.v1.NextTokens\x12)\n\nrank_doors\x18\x0f \x01(\x0b\x32\x15.diptych.v1.RankDoors\"?\n\nNextTokens\x12\r\n\x05rooms\x18\x01 \x03(\x06\x12\x0f\n\x07indices\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"\x8d\x02\n\x0eSchedulerReady\x12*\n\x08transfer\x18\x01 \x01(\x0b\x32\x18.diptych.v1.TransferInfo\x12\x13\n\x0b\x63ontext_len\x18\x03 \x01(\r\x12\"\n\x05loras\x18\x08 \x01(\x0b\x32\x13.diptych.v1.LoraSet\x12 \n\x05terms\x18\t \x01(\x0b\x32\x11.diptych.v1.Terms\x12\x14\n\x0cmax_requests\x18\n \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\x0b \x01(\r\x12(\n\tcomputing\x18\x0c \x01(\x0b\x32\x15.diptych.v1.Computing\x12\x15\n\rmakes_vectors\x18\r \x01(\x08J\x04\x08\x02\x10\x03\"\x1b\n\x08LinkNews\x12\x0f\n\x07problem\x18\x01 \x01(\t\"4\n\x07LoraSet\x12)\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x17.diptych.v1.LoraAdapterb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "diptych.v1.engine_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diptych.v1.engine_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_SCHEDULERCOMMANDS"]._serialized_start = 140
-    _globals["_SCHEDULERCOMMANDS"]._serialized_end = 589
-    _globals["_WEIGHTGIVERS"]._serialized_start = 591
-    _globals["_WEIGHTGIVERS"]._serialized_end = 646
-    _globals["_WEIGHTGIVER"]._serialized_start = 648
-    _globals["_WEIGHTGIVER"]._serialized_end = 714
-    _globals["_GIVECACHE"]._serialized_start = 716
-    _globals["_GIVECACHE"]._serialized_end = 745
-    _globals["_PEERVIEW"]._serialized_start = 747
-    _globals["_PEERVIEW"]._serialized_end = 798
-    _globals["_SCHEDULEREVENTS"]._serialized_start = 801
-    _globals["_SCHEDULEREVENTS"]._serialized_end = 1342
-    _globals["_NEXTTOKENS"]._serialized_start = 1344
-    _globals["_NEXTTOKENS"]._serialized_end = 1407
-    _globals["_SCHEDULERREADY"]._serialized_start = 1410
-    _globals["_SCHEDULERREADY"]._serialized_end = 1679
-    _globals["_LINKNEWS"]._serialized_start = 1681
-    _globals["_LINKNEWS"]._serialized_end = 1708
-    _globals["_LORASET"]._serialized_start = 1710
-    _globals["_LORASET"]._serialized_end = 1762
+  DESCRIPTOR._loaded_options = None
+  _globals['_SCHEDULERCOMMANDS']._serialized_start=140
+  _globals['_SCHEDULERCOMMANDS']._serialized_end=589
+  _globals['_WEIGHTGIVERS']._serialized_start=591
+  _globals['_WEIGHTGIVERS']._serialized_end=646
+  _globals['_WEIGHTGIVER']._serialized_start=648
+  _globals['_WEIGHTGIVER']._serialized_end=714
+  _globals['_GIVECACHE']._serialized_start=716
+  _globals['_GIVECACHE']._serialized_end=745
+  _globals['_PEERVIEW']._serialized_start=747
+  _globals['_PEERVIEW']._serialized_end=798
+  _globals['_SCHEDULEREVENTS']._serialized_start=801
+  _globals['_SCHEDULEREVENTS']._serialized_end=1342
+  _globals['_NEXTTOKENS']._serialized_start=1344
+  _globals['_NEXTTOKENS']._serialized_end=1407
+  _globals['_SCHEDULERREADY']._serialized_start=1410
+  _globals['_SCHEDULERREADY']._serialized_end=1679
+  _globals['_LINKNEWS']._serialized_start=1681
+  _globals['_LINKNEWS']._serialized_end=1708
+  _globals['_LORASET']._serialized_start=1710
+  _globals['_LORASET']._serialized_end=1762
 # @@protoc_insertion_point(module_scope)

@@ -11,23 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SchedulerCommands(_message.Message):
-    __slots__ = (
-        "start",
-        "abort",
-        "peers",
-        "shutdown",
-        "status_query",
-        "admin",
-        "ping",
-        "hand_back",
-        "role",
-        "watch_s",
-        "log_level",
-        "watcher_came",
-        "tool_called",
-        "give_cache",
-        "weight_givers",
-    )
+    __slots__ = ("start", "abort", "peers", "shutdown", "status_query", "admin", "ping", "hand_back", "role", "watch_s", "log_level", "watcher_came", "tool_called", "give_cache", "weight_givers")
     START_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
@@ -58,24 +42,7 @@ class SchedulerCommands(_message.Message):
     tool_called: _containers.RepeatedCompositeFieldContainer[_worker_pb2.ToolCalled]
     give_cache: GiveCache
     weight_givers: WeightGivers
-    def __init__(
-        self,
-        start: _Optional[_Iterable[_Union[_worker_pb2.StartLeg, _Mapping]]] = ...,
-        abort: _Optional[_Iterable[int]] = ...,
-        peers: _Optional[_Union[PeerView, _Mapping]] = ...,
-        shutdown: _Optional[bool] = ...,
-        status_query: _Optional[int] = ...,
-        admin: _Optional[_Iterable[_Union[_admin_pb2.AdminCommand, _Mapping]]] = ...,
-        ping: _Optional[int] = ...,
-        hand_back: _Optional[_Iterable[int]] = ...,
-        role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ...,
-        watch_s: _Optional[float] = ...,
-        log_level: _Optional[str] = ...,
-        watcher_came: _Optional[bool] = ...,
-        tool_called: _Optional[_Iterable[_Union[_worker_pb2.ToolCalled, _Mapping]]] = ...,
-        give_cache: _Optional[_Union[GiveCache, _Mapping]] = ...,
-        weight_givers: _Optional[_Union[WeightGivers, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, start: _Optional[_Iterable[_Union[_worker_pb2.StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[PeerView, _Mapping]] = ..., shutdown: _Optional[bool] = ..., status_query: _Optional[int] = ..., admin: _Optional[_Iterable[_Union[_admin_pb2.AdminCommand, _Mapping]]] = ..., ping: _Optional[int] = ..., hand_back: _Optional[_Iterable[int]] = ..., role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ..., watch_s: _Optional[float] = ..., log_level: _Optional[str] = ..., watcher_came: _Optional[bool] = ..., tool_called: _Optional[_Iterable[_Union[_worker_pb2.ToolCalled, _Mapping]]] = ..., give_cache: _Optional[_Union[GiveCache, _Mapping]] = ..., weight_givers: _Optional[_Union[WeightGivers, _Mapping]] = ...) -> None: ...
 
 class WeightGivers(_message.Message):
     __slots__ = ("givers",)
@@ -89,9 +56,7 @@ class WeightGiver(_message.Message):
     DOOR_FIELD_NUMBER: _ClassVar[int]
     host: str
     door: _bootstrap_pb2.WeightsDoor
-    def __init__(
-        self, host: _Optional[str] = ..., door: _Optional[_Union[_bootstrap_pb2.WeightsDoor, _Mapping]] = ...
-    ) -> None: ...
+    def __init__(self, host: _Optional[str] = ..., door: _Optional[_Union[_bootstrap_pb2.WeightsDoor, _Mapping]] = ...) -> None: ...
 
 class GiveCache(_message.Message):
     __slots__ = ("within_s",)
@@ -106,23 +71,7 @@ class PeerView(_message.Message):
     def __init__(self, instances: _Optional[_Iterable[_Union[_bootstrap_pb2.Instance, _Mapping]]] = ...) -> None: ...
 
 class SchedulerEvents(_message.Message):
-    __slots__ = (
-        "outputs",
-        "load",
-        "kv_events",
-        "ready",
-        "status",
-        "status_answers",
-        "fatal",
-        "admin_answers",
-        "loras",
-        "link_news",
-        "pong",
-        "context_len",
-        "news",
-        "tokens",
-        "rank_doors",
-    )
+    __slots__ = ("outputs", "load", "kv_events", "ready", "status", "status_answers", "fatal", "admin_answers", "loras", "link_news", "pong", "context_len", "news", "tokens", "rank_doors")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
@@ -153,24 +102,7 @@ class SchedulerEvents(_message.Message):
     news: _worker_pb2.WorkerNews
     tokens: NextTokens
     rank_doors: _rank_pb2.RankDoors
-    def __init__(
-        self,
-        outputs: _Optional[_Iterable[_Union[_worker_pb2.LegOutput, _Mapping]]] = ...,
-        load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ...,
-        kv_events: _Optional[_Union[_worker_pb2.KvEvents, _Mapping]] = ...,
-        ready: _Optional[_Union[SchedulerReady, _Mapping]] = ...,
-        status: _Optional[_Union[_worker_pb2.WorkerStatus, _Mapping]] = ...,
-        status_answers: _Optional[_Iterable[int]] = ...,
-        fatal: _Optional[str] = ...,
-        admin_answers: _Optional[_Iterable[_Union[_admin_pb2.AdminAnswer, _Mapping]]] = ...,
-        loras: _Optional[_Union[LoraSet, _Mapping]] = ...,
-        link_news: _Optional[_Union[LinkNews, _Mapping]] = ...,
-        pong: _Optional[int] = ...,
-        context_len: _Optional[int] = ...,
-        news: _Optional[_Union[_worker_pb2.WorkerNews, _Mapping]] = ...,
-        tokens: _Optional[_Union[NextTokens, _Mapping]] = ...,
-        rank_doors: _Optional[_Union[_rank_pb2.RankDoors, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, outputs: _Optional[_Iterable[_Union[_worker_pb2.LegOutput, _Mapping]]] = ..., load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[_worker_pb2.KvEvents, _Mapping]] = ..., ready: _Optional[_Union[SchedulerReady, _Mapping]] = ..., status: _Optional[_Union[_worker_pb2.WorkerStatus, _Mapping]] = ..., status_answers: _Optional[_Iterable[int]] = ..., fatal: _Optional[str] = ..., admin_answers: _Optional[_Iterable[_Union[_admin_pb2.AdminAnswer, _Mapping]]] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ..., link_news: _Optional[_Union[LinkNews, _Mapping]] = ..., pong: _Optional[int] = ..., context_len: _Optional[int] = ..., news: _Optional[_Union[_worker_pb2.WorkerNews, _Mapping]] = ..., tokens: _Optional[_Union[NextTokens, _Mapping]] = ..., rank_doors: _Optional[_Union[_rank_pb2.RankDoors, _Mapping]] = ...) -> None: ...
 
 class NextTokens(_message.Message):
     __slots__ = ("rooms", "indices", "token_ids")
@@ -180,24 +112,10 @@ class NextTokens(_message.Message):
     rooms: _containers.RepeatedScalarFieldContainer[int]
     indices: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(
-        self,
-        rooms: _Optional[_Iterable[int]] = ...,
-        indices: _Optional[_Iterable[int]] = ...,
-        token_ids: _Optional[_Iterable[int]] = ...,
-    ) -> None: ...
+    def __init__(self, rooms: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SchedulerReady(_message.Message):
-    __slots__ = (
-        "transfer",
-        "context_len",
-        "loras",
-        "terms",
-        "max_requests",
-        "max_step_tokens",
-        "computing",
-        "makes_vectors",
-    )
+    __slots__ = ("transfer", "context_len", "loras", "terms", "max_requests", "max_step_tokens", "computing", "makes_vectors")
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     LORAS_FIELD_NUMBER: _ClassVar[int]
@@ -214,17 +132,7 @@ class SchedulerReady(_message.Message):
     max_step_tokens: int
     computing: _worker_pb2.Computing
     makes_vectors: bool
-    def __init__(
-        self,
-        transfer: _Optional[_Union[_bootstrap_pb2.TransferInfo, _Mapping]] = ...,
-        context_len: _Optional[int] = ...,
-        loras: _Optional[_Union[LoraSet, _Mapping]] = ...,
-        terms: _Optional[_Union[_bootstrap_pb2.Terms, _Mapping]] = ...,
-        max_requests: _Optional[int] = ...,
-        max_step_tokens: _Optional[int] = ...,
-        computing: _Optional[_Union[_worker_pb2.Computing, _Mapping]] = ...,
-        makes_vectors: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, transfer: _Optional[_Union[_bootstrap_pb2.TransferInfo, _Mapping]] = ..., context_len: _Optional[int] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ..., terms: _Optional[_Union[_bootstrap_pb2.Terms, _Mapping]] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., computing: _Optional[_Union[_worker_pb2.Computing, _Mapping]] = ..., makes_vectors: _Optional[bool] = ...) -> None: ...
 
 class LinkNews(_message.Message):
     __slots__ = ("problem",)

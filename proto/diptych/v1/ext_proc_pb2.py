@@ -4,15 +4,18 @@
 # source: diptych/v1/ext_proc.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "diptych/v1/ext_proc.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'diptych/v1/ext_proc.proto'
 )
 # @@protoc_insertion_point(imports)
 
@@ -22,59 +25,57 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x19\x64iptych/v1/ext_proc.proto\x12\x13\x64iptych.v1.ext_proc\x1a\x1cgoogle/protobuf/struct.proto"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c">\n\tHeaderMap\x12\x31\n\x07headers\x18\x01 \x03(\x0b\x32 .diptych.v1.ext_proc.HeaderValue"\x85\x01\n\x11HeaderValueOption\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .diptych.v1.ext_proc.HeaderValue\x12>\n\rappend_action\x18\x03 \x01(\x0e\x32\'.diptych.v1.ext_proc.HeaderAppendAction"\xa6\x01\n\x08Metadata\x12J\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x31.diptych.v1.ext_proc.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01"\x94\x01\n\x15ProtocolConfiguration\x12<\n\x11request_body_mode\x18\x01 \x01(\x0e\x32!.diptych.v1.ext_proc.BodySendMode\x12=\n\x12response_body_mode\x18\x02 \x01(\x0e\x32!.diptych.v1.ext_proc.BodySendMode"U\n\x0bHttpHeaders\x12/\n\x07headers\x18\x01 \x01(\x0b\x32\x1e.diptych.v1.ext_proc.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08"\x0e\n\x0cHttpTrailers"\xa1\x04\n\x11ProcessingRequest\x12;\n\x0frequest_headers\x18\x02 \x01(\x0b\x32 .diptych.v1.ext_proc.HttpHeadersH\x00\x12<\n\x10response_headers\x18\x03 \x01(\x0b\x32 .diptych.v1.ext_proc.HttpHeadersH\x00\x12\x35\n\x0crequest_body\x18\x04 \x01(\x0b\x32\x1d.diptych.v1.ext_proc.HttpBodyH\x00\x12\x36\n\rresponse_body\x18\x05 \x01(\x0b\x32\x1d.diptych.v1.ext_proc.HttpBodyH\x00\x12=\n\x10request_trailers\x18\x06 \x01(\x0b\x32!.diptych.v1.ext_proc.HttpTrailersH\x00\x12>\n\x11response_trailers\x18\x07 \x01(\x0b\x32!.diptych.v1.ext_proc.HttpTrailersH\x00\x12\x37\n\x10metadata_context\x18\x08 \x01(\x0b\x32\x1d.diptych.v1.ext_proc.Metadata\x12\x1a\n\x12observability_mode\x18\n \x01(\x08\x12\x43\n\x0fprotocol_config\x18\x0b \x01(\x0b\x32*.diptych.v1.ext_proc.ProtocolConfigurationB\t\n\x07request"M\n\x0eHeaderMutation\x12;\n\x0bset_headers\x18\x01 \x03(\x0b\x32&.diptych.v1.ext_proc.HeaderValueOption";\n\x14StreamedBodyResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08"b\n\x0c\x42odyMutation\x12\x46\n\x11streamed_response\x18\x03 \x01(\x0b\x32).diptych.v1.ext_proc.StreamedBodyResponseH\x00\x42\n\n\x08mutation"\xa3\x01\n\x0e\x43ommonResponse\x12<\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32#.diptych.v1.ext_proc.HeaderMutation\x12\x38\n\rbody_mutation\x18\x03 \x01(\x0b\x32!.diptych.v1.ext_proc.BodyMutation\x12\x19\n\x11\x63lear_route_cache\x18\x05 \x01(\x08"H\n\x0fHeadersResponse\x12\x35\n\x08response\x18\x01 \x01(\x0b\x32#.diptych.v1.ext_proc.CommonResponse"E\n\x0c\x42odyResponse\x12\x35\n\x08response\x18\x01 \x01(\x0b\x32#.diptych.v1.ext_proc.CommonResponse"\x12\n\x10TrailersResponse"\x1a\n\nHttpStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r"\x99\x01\n\x11ImmediateResponse\x12/\n\x06status\x18\x01 \x01(\x0b\x32\x1f.diptych.v1.ext_proc.HttpStatus\x12\x34\n\x07headers\x18\x02 \x01(\x0b\x32#.diptych.v1.ext_proc.HeaderMutation\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64\x65tails\x18\x05 \x01(\t"\x9a\x04\n\x12ProcessingResponse\x12?\n\x0frequest_headers\x18\x01 \x01(\x0b\x32$.diptych.v1.ext_proc.HeadersResponseH\x00\x12@\n\x10response_headers\x18\x02 \x01(\x0b\x32$.diptych.v1.ext_proc.HeadersResponseH\x00\x12\x39\n\x0crequest_body\x18\x03 \x01(\x0b\x32!.diptych.v1.ext_proc.BodyResponseH\x00\x12:\n\rresponse_body\x18\x04 \x01(\x0b\x32!.diptych.v1.ext_proc.BodyResponseH\x00\x12\x41\n\x10request_trailers\x18\x05 \x01(\x0b\x32%.diptych.v1.ext_proc.TrailersResponseH\x00\x12\x42\n\x11response_trailers\x18\x06 \x01(\x0b\x32%.diptych.v1.ext_proc.TrailersResponseH\x00\x12\x44\n\x12immediate_response\x18\x07 \x01(\x0b\x32&.diptych.v1.ext_proc.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.StructB\n\n\x08response*d\n\x12HeaderAppendAction\x12\x1b\n\x17\x41PPEND_IF_EXISTS_OR_ADD\x10\x00\x12\x11\n\rADD_IF_ABSENT\x10\x01\x12\x1e\n\x1aOVERWRITE_IF_EXISTS_OR_ADD\x10\x02*n\n\x0c\x42odySendMode\x12\x08\n\x04NONE\x10\x00\x12\x0c\n\x08STREAMED\x10\x01\x12\x0c\n\x08\x42UFFERED\x10\x02\x12\x14\n\x10\x42UFFERED_PARTIAL\x10\x03\x12\x18\n\x14\x46ULL_DUPLEX_STREAMED\x10\x04\x12\x08\n\x04GRPC\x10\x05\x62\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64iptych/v1/ext_proc.proto\x12\x13\x64iptych.v1.ext_proc\x1a\x1cgoogle/protobuf/struct.proto\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\">\n\tHeaderMap\x12\x31\n\x07headers\x18\x01 \x03(\x0b\x32 .diptych.v1.ext_proc.HeaderValue\"\x85\x01\n\x11HeaderValueOption\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .diptych.v1.ext_proc.HeaderValue\x12>\n\rappend_action\x18\x03 \x01(\x0e\x32\'.diptych.v1.ext_proc.HeaderAppendAction\"\xa6\x01\n\x08Metadata\x12J\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x31.diptych.v1.ext_proc.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\"\x94\x01\n\x15ProtocolConfiguration\x12<\n\x11request_body_mode\x18\x01 \x01(\x0e\x32!.diptych.v1.ext_proc.BodySendMode\x12=\n\x12response_body_mode\x18\x02 \x01(\x0e\x32!.diptych.v1.ext_proc.BodySendMode\"U\n\x0bHttpHeaders\x12/\n\x07headers\x18\x01 \x01(\x0b\x32\x1e.diptych.v1.ext_proc.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x0e\n\x0cHttpTrailers\"\xa1\x04\n\x11ProcessingRequest\x12;\n\x0frequest_headers\x18\x02 \x01(\x0b\x32 .diptych.v1.ext_proc.HttpHeadersH\x00\x12<\n\x10response_headers\x18\x03 \x01(\x0b\x32 .diptych.v1.ext_proc.HttpHeadersH\x00\x12\x35\n\x0crequest_body\x18\x04 \x01(\x0b\x32\x1d.diptych.v1.ext_proc.HttpBodyH\x00\x12\x36\n\rresponse_body\x18\x05 \x01(\x0b\x32\x1d.diptych.v1.ext_proc.HttpBodyH\x00\x12=\n\x10request_trailers\x18\x06 \x01(\x0b\x32!.diptych.v1.ext_proc.HttpTrailersH\x00\x12>\n\x11response_trailers\x18\x07 \x01(\x0b\x32!.diptych.v1.ext_proc.HttpTrailersH\x00\x12\x37\n\x10metadata_context\x18\x08 \x01(\x0b\x32\x1d.diptych.v1.ext_proc.Metadata\x12\x1a\n\x12observability_mode\x18\n \x01(\x08\x12\x43\n\x0fprotocol_config\x18\x0b \x01(\x0b\x32*.diptych.v1.ext_proc.ProtocolConfigurationB\t\n\x07request\"M\n\x0eHeaderMutation\x12;\n\x0bset_headers\x18\x01 \x03(\x0b\x32&.diptych.v1.ext_proc.HeaderValueOption\";\n\x14StreamedBodyResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"b\n\x0c\x42odyMutation\x12\x46\n\x11streamed_response\x18\x03 \x01(\x0b\x32).diptych.v1.ext_proc.StreamedBodyResponseH\x00\x42\n\n\x08mutation\"\xa3\x01\n\x0e\x43ommonResponse\x12<\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32#.diptych.v1.ext_proc.HeaderMutation\x12\x38\n\rbody_mutation\x18\x03 \x01(\x0b\x32!.diptych.v1.ext_proc.BodyMutation\x12\x19\n\x11\x63lear_route_cache\x18\x05 \x01(\x08\"H\n\x0fHeadersResponse\x12\x35\n\x08response\x18\x01 \x01(\x0b\x32#.diptych.v1.ext_proc.CommonResponse\"E\n\x0c\x42odyResponse\x12\x35\n\x08response\x18\x01 \x01(\x0b\x32#.diptych.v1.ext_proc.CommonResponse\"\x12\n\x10TrailersResponse\"\x1a\n\nHttpStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\"\x99\x01\n\x11ImmediateResponse\x12/\n\x06status\x18\x01 \x01(\x0b\x32\x1f.diptych.v1.ext_proc.HttpStatus\x12\x34\n\x07headers\x18\x02 \x01(\x0b\x32#.diptych.v1.ext_proc.HeaderMutation\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64\x65tails\x18\x05 \x01(\t\"\x9a\x04\n\x12ProcessingResponse\x12?\n\x0frequest_headers\x18\x01 \x01(\x0b\x32$.diptych.v1.ext_proc.HeadersResponseH\x00\x12@\n\x10response_headers\x18\x02 \x01(\x0b\x32$.diptych.v1.ext_proc.HeadersResponseH\x00\x12\x39\n\x0crequest_body\x18\x03 \x01(\x0b\x32!.diptych.v1.ext_proc.BodyResponseH\x00\x12:\n\rresponse_body\x18\x04 \x01(\x0b\x32!.diptych.v1.ext_proc.BodyResponseH\x00\x12\x41\n\x10request_trailers\x18\x05 \x01(\x0b\x32%.diptych.v1.ext_proc.TrailersResponseH\x00\x12\x42\n\x11response_trailers\x18\x06 \x01(\x0b\x32%.diptych.v1.ext_proc.TrailersResponseH\x00\x12\x44\n\x12immediate_response\x18\x07 \x01(\x0b\x32&.diptych.v1.ext_proc.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.StructB\n\n\x08response*d\n\x12HeaderAppendAction\x12\x1b\n\x17\x41PPEND_IF_EXISTS_OR_ADD\x10\x00\x12\x11\n\rADD_IF_ABSENT\x10\x01\x12\x1e\n\x1aOVERWRITE_IF_EXISTS_OR_ADD\x10\x02*n\n\x0c\x42odySendMode\x12\x08\n\x04NONE\x10\x00\x12\x0c\n\x08STREAMED\x10\x01\x12\x0c\n\x08\x42UFFERED\x10\x02\x12\x14\n\x10\x42UFFERED_PARTIAL\x10\x03\x12\x18\n\x14\x46ULL_DUPLEX_STREAMED\x10\x04\x12\x08\n\x04GRPC\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "diptych.v1.ext_proc_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diptych.v1.ext_proc_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_METADATA_FILTERMETADATAENTRY"]._loaded_options = None
-    _globals["_METADATA_FILTERMETADATAENTRY"]._serialized_options = b"8\001"
-    _globals["_HEADERAPPENDACTION"]._serialized_start = 2658
-    _globals["_HEADERAPPENDACTION"]._serialized_end = 2758
-    _globals["_BODYSENDMODE"]._serialized_start = 2760
-    _globals["_BODYSENDMODE"]._serialized_end = 2870
-    _globals["_HEADERVALUE"]._serialized_start = 80
-    _globals["_HEADERVALUE"]._serialized_end = 140
-    _globals["_HEADERMAP"]._serialized_start = 142
-    _globals["_HEADERMAP"]._serialized_end = 204
-    _globals["_HEADERVALUEOPTION"]._serialized_start = 207
-    _globals["_HEADERVALUEOPTION"]._serialized_end = 340
-    _globals["_METADATA"]._serialized_start = 343
-    _globals["_METADATA"]._serialized_end = 509
-    _globals["_METADATA_FILTERMETADATAENTRY"]._serialized_start = 431
-    _globals["_METADATA_FILTERMETADATAENTRY"]._serialized_end = 509
-    _globals["_PROTOCOLCONFIGURATION"]._serialized_start = 512
-    _globals["_PROTOCOLCONFIGURATION"]._serialized_end = 660
-    _globals["_HTTPHEADERS"]._serialized_start = 662
-    _globals["_HTTPHEADERS"]._serialized_end = 747
-    _globals["_HTTPBODY"]._serialized_start = 749
-    _globals["_HTTPBODY"]._serialized_end = 796
-    _globals["_HTTPTRAILERS"]._serialized_start = 798
-    _globals["_HTTPTRAILERS"]._serialized_end = 812
-    _globals["_PROCESSINGREQUEST"]._serialized_start = 815
-    _globals["_PROCESSINGREQUEST"]._serialized_end = 1360
-    _globals["_HEADERMUTATION"]._serialized_start = 1362
-    _globals["_HEADERMUTATION"]._serialized_end = 1439
-    _globals["_STREAMEDBODYRESPONSE"]._serialized_start = 1441
-    _globals["_STREAMEDBODYRESPONSE"]._serialized_end = 1500
-    _globals["_BODYMUTATION"]._serialized_start = 1502
-    _globals["_BODYMUTATION"]._serialized_end = 1600
-    _globals["_COMMONRESPONSE"]._serialized_start = 1603
-    _globals["_COMMONRESPONSE"]._serialized_end = 1766
-    _globals["_HEADERSRESPONSE"]._serialized_start = 1768
-    _globals["_HEADERSRESPONSE"]._serialized_end = 1840
-    _globals["_BODYRESPONSE"]._serialized_start = 1842
-    _globals["_BODYRESPONSE"]._serialized_end = 1911
-    _globals["_TRAILERSRESPONSE"]._serialized_start = 1913
-    _globals["_TRAILERSRESPONSE"]._serialized_end = 1931
-    _globals["_HTTPSTATUS"]._serialized_start = 1933
-    _globals["_HTTPSTATUS"]._serialized_end = 1959
-    _globals["_IMMEDIATERESPONSE"]._serialized_start = 1962
-    _globals["_IMMEDIATERESPONSE"]._serialized_end = 2115
-    _globals["_PROCESSINGRESPONSE"]._serialized_start = 2118
-    _globals["_PROCESSINGRESPONSE"]._serialized_end = 2656
+  DESCRIPTOR._loaded_options = None
+  _globals['_METADATA_FILTERMETADATAENTRY']._loaded_options = None
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_options = b'8\001'
+  _globals['_HEADERAPPENDACTION']._serialized_start=2658
+  _globals['_HEADERAPPENDACTION']._serialized_end=2758
+  _globals['_BODYSENDMODE']._serialized_start=2760
+  _globals['_BODYSENDMODE']._serialized_end=2870
+  _globals['_HEADERVALUE']._serialized_start=80
+  _globals['_HEADERVALUE']._serialized_end=140
+  _globals['_HEADERMAP']._serialized_start=142
+  _globals['_HEADERMAP']._serialized_end=204
+  _globals['_HEADERVALUEOPTION']._serialized_start=207
+  _globals['_HEADERVALUEOPTION']._serialized_end=340
+  _globals['_METADATA']._serialized_start=343
+  _globals['_METADATA']._serialized_end=509
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=431
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=509
+  _globals['_PROTOCOLCONFIGURATION']._serialized_start=512
+  _globals['_PROTOCOLCONFIGURATION']._serialized_end=660
+  _globals['_HTTPHEADERS']._serialized_start=662
+  _globals['_HTTPHEADERS']._serialized_end=747
+  _globals['_HTTPBODY']._serialized_start=749
+  _globals['_HTTPBODY']._serialized_end=796
+  _globals['_HTTPTRAILERS']._serialized_start=798
+  _globals['_HTTPTRAILERS']._serialized_end=812
+  _globals['_PROCESSINGREQUEST']._serialized_start=815
+  _globals['_PROCESSINGREQUEST']._serialized_end=1360
+  _globals['_HEADERMUTATION']._serialized_start=1362
+  _globals['_HEADERMUTATION']._serialized_end=1439
+  _globals['_STREAMEDBODYRESPONSE']._serialized_start=1441
+  _globals['_STREAMEDBODYRESPONSE']._serialized_end=1500
+  _globals['_BODYMUTATION']._serialized_start=1502
+  _globals['_BODYMUTATION']._serialized_end=1600
+  _globals['_COMMONRESPONSE']._serialized_start=1603
+  _globals['_COMMONRESPONSE']._serialized_end=1766
+  _globals['_HEADERSRESPONSE']._serialized_start=1768
+  _globals['_HEADERSRESPONSE']._serialized_end=1840
+  _globals['_BODYRESPONSE']._serialized_start=1842
+  _globals['_BODYRESPONSE']._serialized_end=1911
+  _globals['_TRAILERSRESPONSE']._serialized_start=1913
+  _globals['_TRAILERSRESPONSE']._serialized_end=1931
+  _globals['_HTTPSTATUS']._serialized_start=1933
+  _globals['_HTTPSTATUS']._serialized_end=1959
+  _globals['_IMMEDIATERESPONSE']._serialized_start=1962
+  _globals['_IMMEDIATERESPONSE']._serialized_end=2115
+  _globals['_PROCESSINGRESPONSE']._serialized_start=2118
+  _globals['_PROCESSINGRESPONSE']._serialized_end=2656
 # @@protoc_insertion_point(module_scope)

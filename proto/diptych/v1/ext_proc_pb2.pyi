@@ -22,7 +22,6 @@ class BodySendMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BUFFERED_PARTIAL: _ClassVar[BodySendMode]
     FULL_DUPLEX_STREAMED: _ClassVar[BodySendMode]
     GRPC: _ClassVar[BodySendMode]
-
 APPEND_IF_EXISTS_OR_ADD: HeaderAppendAction
 ADD_IF_ABSENT: HeaderAppendAction
 OVERWRITE_IF_EXISTS_OR_ADD: HeaderAppendAction
@@ -41,9 +40,7 @@ class HeaderValue(_message.Message):
     key: str
     value: str
     raw_value: bytes
-    def __init__(
-        self, key: _Optional[str] = ..., value: _Optional[str] = ..., raw_value: _Optional[bytes] = ...
-    ) -> None: ...
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., raw_value: _Optional[bytes] = ...) -> None: ...
 
 class HeaderMap(_message.Message):
     __slots__ = ("headers",)
@@ -57,11 +54,7 @@ class HeaderValueOption(_message.Message):
     APPEND_ACTION_FIELD_NUMBER: _ClassVar[int]
     header: HeaderValue
     append_action: HeaderAppendAction
-    def __init__(
-        self,
-        header: _Optional[_Union[HeaderValue, _Mapping]] = ...,
-        append_action: _Optional[_Union[HeaderAppendAction, str]] = ...,
-    ) -> None: ...
+    def __init__(self, header: _Optional[_Union[HeaderValue, _Mapping]] = ..., append_action: _Optional[_Union[HeaderAppendAction, str]] = ...) -> None: ...
 
 class Metadata(_message.Message):
     __slots__ = ("filter_metadata",)
@@ -71,10 +64,7 @@ class Metadata(_message.Message):
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: _struct_pb2.Struct
-        def __init__(
-            self, key: _Optional[str] = ..., value: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...
-        ) -> None: ...
-
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
     FILTER_METADATA_FIELD_NUMBER: _ClassVar[int]
     filter_metadata: _containers.MessageMap[str, _struct_pb2.Struct]
     def __init__(self, filter_metadata: _Optional[_Mapping[str, _struct_pb2.Struct]] = ...) -> None: ...
@@ -85,11 +75,7 @@ class ProtocolConfiguration(_message.Message):
     RESPONSE_BODY_MODE_FIELD_NUMBER: _ClassVar[int]
     request_body_mode: BodySendMode
     response_body_mode: BodySendMode
-    def __init__(
-        self,
-        request_body_mode: _Optional[_Union[BodySendMode, str]] = ...,
-        response_body_mode: _Optional[_Union[BodySendMode, str]] = ...,
-    ) -> None: ...
+    def __init__(self, request_body_mode: _Optional[_Union[BodySendMode, str]] = ..., response_body_mode: _Optional[_Union[BodySendMode, str]] = ...) -> None: ...
 
 class HttpHeaders(_message.Message):
     __slots__ = ("headers", "end_of_stream")
@@ -97,9 +83,7 @@ class HttpHeaders(_message.Message):
     END_OF_STREAM_FIELD_NUMBER: _ClassVar[int]
     headers: HeaderMap
     end_of_stream: bool
-    def __init__(
-        self, headers: _Optional[_Union[HeaderMap, _Mapping]] = ..., end_of_stream: _Optional[bool] = ...
-    ) -> None: ...
+    def __init__(self, headers: _Optional[_Union[HeaderMap, _Mapping]] = ..., end_of_stream: _Optional[bool] = ...) -> None: ...
 
 class HttpBody(_message.Message):
     __slots__ = ("body", "end_of_stream")
@@ -114,17 +98,7 @@ class HttpTrailers(_message.Message):
     def __init__(self) -> None: ...
 
 class ProcessingRequest(_message.Message):
-    __slots__ = (
-        "request_headers",
-        "response_headers",
-        "request_body",
-        "response_body",
-        "request_trailers",
-        "response_trailers",
-        "metadata_context",
-        "observability_mode",
-        "protocol_config",
-    )
+    __slots__ = ("request_headers", "response_headers", "request_body", "response_body", "request_trailers", "response_trailers", "metadata_context", "observability_mode", "protocol_config")
     REQUEST_HEADERS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_HEADERS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_BODY_FIELD_NUMBER: _ClassVar[int]
@@ -143,18 +117,7 @@ class ProcessingRequest(_message.Message):
     metadata_context: Metadata
     observability_mode: bool
     protocol_config: ProtocolConfiguration
-    def __init__(
-        self,
-        request_headers: _Optional[_Union[HttpHeaders, _Mapping]] = ...,
-        response_headers: _Optional[_Union[HttpHeaders, _Mapping]] = ...,
-        request_body: _Optional[_Union[HttpBody, _Mapping]] = ...,
-        response_body: _Optional[_Union[HttpBody, _Mapping]] = ...,
-        request_trailers: _Optional[_Union[HttpTrailers, _Mapping]] = ...,
-        response_trailers: _Optional[_Union[HttpTrailers, _Mapping]] = ...,
-        metadata_context: _Optional[_Union[Metadata, _Mapping]] = ...,
-        observability_mode: _Optional[bool] = ...,
-        protocol_config: _Optional[_Union[ProtocolConfiguration, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, request_headers: _Optional[_Union[HttpHeaders, _Mapping]] = ..., response_headers: _Optional[_Union[HttpHeaders, _Mapping]] = ..., request_body: _Optional[_Union[HttpBody, _Mapping]] = ..., response_body: _Optional[_Union[HttpBody, _Mapping]] = ..., request_trailers: _Optional[_Union[HttpTrailers, _Mapping]] = ..., response_trailers: _Optional[_Union[HttpTrailers, _Mapping]] = ..., metadata_context: _Optional[_Union[Metadata, _Mapping]] = ..., observability_mode: _Optional[bool] = ..., protocol_config: _Optional[_Union[ProtocolConfiguration, _Mapping]] = ...) -> None: ...
 
 class HeaderMutation(_message.Message):
     __slots__ = ("set_headers",)
@@ -184,12 +147,7 @@ class CommonResponse(_message.Message):
     header_mutation: HeaderMutation
     body_mutation: BodyMutation
     clear_route_cache: bool
-    def __init__(
-        self,
-        header_mutation: _Optional[_Union[HeaderMutation, _Mapping]] = ...,
-        body_mutation: _Optional[_Union[BodyMutation, _Mapping]] = ...,
-        clear_route_cache: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, header_mutation: _Optional[_Union[HeaderMutation, _Mapping]] = ..., body_mutation: _Optional[_Union[BodyMutation, _Mapping]] = ..., clear_route_cache: _Optional[bool] = ...) -> None: ...
 
 class HeadersResponse(_message.Message):
     __slots__ = ("response",)
@@ -223,25 +181,10 @@ class ImmediateResponse(_message.Message):
     headers: HeaderMutation
     body: bytes
     details: str
-    def __init__(
-        self,
-        status: _Optional[_Union[HttpStatus, _Mapping]] = ...,
-        headers: _Optional[_Union[HeaderMutation, _Mapping]] = ...,
-        body: _Optional[bytes] = ...,
-        details: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, status: _Optional[_Union[HttpStatus, _Mapping]] = ..., headers: _Optional[_Union[HeaderMutation, _Mapping]] = ..., body: _Optional[bytes] = ..., details: _Optional[str] = ...) -> None: ...
 
 class ProcessingResponse(_message.Message):
-    __slots__ = (
-        "request_headers",
-        "response_headers",
-        "request_body",
-        "response_body",
-        "request_trailers",
-        "response_trailers",
-        "immediate_response",
-        "dynamic_metadata",
-    )
+    __slots__ = ("request_headers", "response_headers", "request_body", "response_body", "request_trailers", "response_trailers", "immediate_response", "dynamic_metadata")
     REQUEST_HEADERS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_HEADERS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_BODY_FIELD_NUMBER: _ClassVar[int]
@@ -258,14 +201,4 @@ class ProcessingResponse(_message.Message):
     response_trailers: TrailersResponse
     immediate_response: ImmediateResponse
     dynamic_metadata: _struct_pb2.Struct
-    def __init__(
-        self,
-        request_headers: _Optional[_Union[HeadersResponse, _Mapping]] = ...,
-        response_headers: _Optional[_Union[HeadersResponse, _Mapping]] = ...,
-        request_body: _Optional[_Union[BodyResponse, _Mapping]] = ...,
-        response_body: _Optional[_Union[BodyResponse, _Mapping]] = ...,
-        request_trailers: _Optional[_Union[TrailersResponse, _Mapping]] = ...,
-        response_trailers: _Optional[_Union[TrailersResponse, _Mapping]] = ...,
-        immediate_response: _Optional[_Union[ImmediateResponse, _Mapping]] = ...,
-        dynamic_metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, request_headers: _Optional[_Union[HeadersResponse, _Mapping]] = ..., response_headers: _Optional[_Union[HeadersResponse, _Mapping]] = ..., request_body: _Optional[_Union[BodyResponse, _Mapping]] = ..., response_body: _Optional[_Union[BodyResponse, _Mapping]] = ..., request_trailers: _Optional[_Union[TrailersResponse, _Mapping]] = ..., response_trailers: _Optional[_Union[TrailersResponse, _Mapping]] = ..., immediate_response: _Optional[_Union[ImmediateResponse, _Mapping]] = ..., dynamic_metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...

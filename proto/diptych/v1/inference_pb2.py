@@ -4,102 +4,105 @@
 # source: diptych/v1/inference.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "diptych/v1/inference.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'diptych/v1/inference.proto'
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1a\x64iptych/v1/inference.proto\x12\ndiptych.v1"\xe4\x06\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x12\n\x05min_p\x18\t \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\n \x01(\x02H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0b \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0c \x01(\x02H\x08\x88\x01\x01\x12=\n\nlogit_bias\x18\r \x03(\x0b\x32).diptych.v1.SamplingParams.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\x0e \x01(\rH\t\x88\x01\x01\x12\x12\n\nstop_regex\x18\x0f \x03(\t\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\n\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\rH\x0b\x88\x01\x01\x12$\n\x07grammar\x18\x12 \x01(\x0b\x32\x13.diptych.v1.Grammar\x12"\n\x15prompt_logprobs_start\x18\x14 \x01(\rH\x0c\x88\x01\x01\x12\x19\n\x11\x61llowed_token_ids\x18\x13 \x03(\r\x12,\n\tattention\x18\x15 \x01(\x0b\x32\x19.diptych.v1.AttentionWish\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x08\n\x06_min_pB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_min_tokensB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x18\n\x16_prompt_logprobs_start">\n\rAttentionWish\x12\r\n\x05top_k\x18\x01 \x01(\r\x12\x0e\n\x06layers\x18\x02 \x03(\r\x12\x0e\n\x06window\x18\x03 \x01(\r"\x97\x01\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x0e\n\x04\x65\x62nf\x18\x03 \x01(\tH\x00\x12\x18\n\x0estructural_tag\x18\x06 \x01(\tH\x00\x12\x18\n\x10preamble_opening\x18\x04 \x01(\t\x12\x18\n\x10preamble_closing\x18\x05 \x01(\tB\x06\n\x04kind"\xa7\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12(\n\ntool_calls\x18\x03 \x03(\x0b\x32\x14.diptych.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x11\n\treasoning\x18\x05 \x01(\t\x12&\n\x05parts\x18\x06 \x03(\x0b\x32\x17.diptych.v1.ContentPart"_\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x0f\n\x05image\x18\x02 \x01(\x0cH\x00\x12\x13\n\timage_url\x18\x03 \x01(\tH\x00\x12\x12\n\nfew_pixels\x18\x04 \x01(\x08\x42\x06\n\x04part"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t"=\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t"\x84\x02\n\x0c\x43hatMessages\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.diptych.v1.ChatMessage\x12\x1f\n\x05tools\x18\x02 \x03(\x0b\x32\x10.diptych.v1.Tool\x12+\n\x0btool_choice\x18\x03 \x01(\x0e\x32\x16.diptych.v1.ToolChoice\x12\x13\n\x0b\x63\x61lled_tool\x18\x04 \x01(\t\x12\x18\n\x10single_tool_call\x18\x05 \x01(\x08\x12\x18\n\x10reasoning_effort\x18\x06 \x01(\t\x12\x1b\n\x13template_parameters\x18\x07 \x01(\t\x12\x15\n\rcontinue_last\x18\x08 \x01(\x08"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r"9\n\x07SloWish\x12\x0c\n\x04tier\x18\x01 \x01(\t\x12\x0f\n\x07ttft_ms\x18\x02 \x01(\x01\x12\x0f\n\x07tpot_ms\x18\x03 \x01(\x01"\xc2\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\x06tokens\x18\x03 \x01(\x0b\x32\x14.diptych.v1.TokenIdsH\x00\x12(\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x18.diptych.v1.ChatMessagesH\x00\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.diptych.v1.SamplingParams\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\t\n\x01n\x18\x07 \x01(\r\x12\x0f\n\x07\x62\x65st_of\x18\x08 \x01(\r\x12\x0c\n\x04\x65\x63ho\x18\t \x01(\x08\x12\x10\n\x08priority\x18\n \x01(\x11\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12\x12\n\ncache_salt\x18\x0c \x01(\t\x12\x1b\n\x13show_special_tokens\x18\r \x01(\x08\x12 \n\x03slo\x18\x0e \x01(\x0b\x32\x13.diptych.v1.SloWish\x12\x11\n\tspeculate\x18\x0f \x01(\t\x12\x12\n\nprediction\x18\x10 \x01(\t\x12\x1e\n\x16\x65xpected_output_tokens\x18\x11 \x01(\r\x12\x0c\n\x04tool\x18\x12 \x01(\tB\x08\n\x06prompt"\xae\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x04 \x01(\r\x12"\n\x1arejected_prediction_tokens\x18\x05 \x01(\r\x12\x14\n\x0cimage_tokens\x18\x06 \x01(\r"\xba\x03\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12 \n\x05usage\x18\x05 \x01(\x0b\x32\x11.diptych.v1.Usage\x12\r\n\x05model\x18\x06 \x01(\t\x12+\n\x08logprobs\x18\x07 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobs\x12\x32\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobs\x12(\n\x0cmore_choices\x18\t \x03(\x0b\x32\x12.diptych.v1.Choice\x12&\n\x06\x61nswer\x18\n \x01(\x0b\x32\x16.diptych.v1.ChatAnswer\x12\x14\n\x0cmatched_stop\x18\x0b \x01(\t\x12\x17\n\x0fweights_version\x18\x0c \x01(\t\x12-\n\tattention\x18\r \x01(\x0b\x32\x1a.diptych.v1.TokenAttention"Z\n\nChatAnswer\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\t\x12\x11\n\treasoning\x18\x02 \x01(\t\x12(\n\ntool_calls\x18\x03 \x03(\x0b\x32\x14.diptych.v1.ToolCall"\x94\x01\n\x08\x43hatPart\x12\x11\n\x07\x63ontent\x18\x01 \x01(\tH\x00\x12\x13\n\treasoning\x18\x02 \x01(\tH\x00\x12*\n\ncall_start\x18\x03 \x01(\x0b\x32\x14.diptych.v1.ToolCallH\x00\x12\x18\n\x0e\x63\x61ll_arguments\x18\x04 \x01(\tH\x00\x12\x12\n\ncall_index\x18\x05 \x01(\rB\x06\n\x04part"\x83\x02\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12+\n\x08logprobs\x18\x05 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobs\x12&\n\x06\x61nswer\x18\x06 \x01(\x0b\x32\x16.diptych.v1.ChatAnswer\x12\x14\n\x0cmatched_stop\x18\x07 \x01(\t\x12-\n\tattention\x18\x08 \x01(\x0b\x32\x1a.diptych.v1.TokenAttention"Y\n\rTokenLogprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\x0f\n\x07num_top\x18\x02 \x01(\r\x12\x0f\n\x07top_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02"S\n\x0eTokenAttention\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x11\n\tpositions\x18\x03 \x03(\x11\x12\x0f\n\x07weights\x18\x04 \x03(\x02"\x8a\x03\n\rGenerateChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12 \n\x05usage\x18\x05 \x01(\x0b\x32\x11.diptych.v1.Usage\x12\r\n\x05index\x18\x06 \x01(\r\x12+\n\x08logprobs\x18\x07 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobs\x12\x32\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobs\x12#\n\x05parts\x18\t \x03(\x0b\x32\x14.diptych.v1.ChatPart\x12\x14\n\x0cmatched_stop\x18\n \x01(\t\x12\x17\n\x0fweights_version\x18\x0b \x01(\t\x12-\n\tattention\x18\x0c \x01(\x0b\x32\x1a.diptych.v1.TokenAttention"\x13\n\x11ListModelsRequest"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.diptych.v1.Model"8\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x63ontext_len\x18\x02 \x01(\r\x12\x0e\n\x06parent\x18\x03 \x01(\t"\x7f\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.diptych.v1.ChatMessagesH\x00\x12\x19\n\x11no_special_tokens\x18\x04 \x01(\x08\x42\x08\n\x06prompt":\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0b\x63ontext_len\x18\x02 \x01(\r"5\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\r\n\x05model\x18\x02 \x01(\t""\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t"\x9f\x01\n\rVectorOptions\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x10\n\x08priority\x18\x03 \x01(\x11\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x1e\n\x16truncate_prompt_tokens\x18\x06 \x01(\x11\x12\x15\n\rtruncate_left\x18\x07 \x01(\x08"\x97\x01\n\x0c\x45mbedRequest\x12*\n\x07options\x18\x01 \x01(\x0b\x32\x19.diptych.v1.VectorOptions\x12\r\n\x05texts\x18\x02 \x03(\t\x12$\n\x06tokens\x18\x03 \x03(\x0b\x32\x14.diptych.v1.TokenIds\x12\x17\n\ndimensions\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_dimensions"e\n\rEmbedResponse\x12#\n\x07vectors\x18\x01 \x03(\x0b\x32\x12.diptych.v1.Vector\x12 \n\x05usage\x18\x02 \x01(\x0b\x32\x11.diptych.v1.Usage\x12\r\n\x05model\x18\x03 \x01(\t"\x18\n\x06Vector\x12\x0e\n\x06values\x18\x01 \x03(\x02"q\n\x0cScoreRequest\x12*\n\x07options\x18\x01 \x01(\x0b\x32\x19.diptych.v1.VectorOptions\x12\r\n\x05query\x18\x02 \x01(\t\x12\x11\n\tdocuments\x18\x03 \x03(\t\x12\x13\n\x0binstruction\x18\x04 \x01(\t"P\n\rScoreResponse\x12\x0e\n\x06scores\x18\x01 \x03(\x01\x12 \n\x05usage\x18\x02 \x01(\x0b\x32\x11.diptych.v1.Usage\x12\r\n\x05model\x18\x03 \x01(\t*R\n\nToolChoice\x12\x14\n\x10TOOL_CHOICE_AUTO\x10\x00\x12\x14\n\x10TOOL_CHOICE_NONE\x10\x01\x12\x18\n\x14TOOL_CHOICE_REQUIRED\x10\x02*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03\x32\xfb\x03\n\tInference\x12\x45\n\x08Generate\x12\x1b.diptych.v1.GenerateRequest\x1a\x1c.diptych.v1.GenerateResponse\x12J\n\x0eGenerateStream\x12\x1b.diptych.v1.GenerateRequest\x1a\x19.diptych.v1.GenerateChunk0\x01\x12K\n\nListModels\x12\x1d.diptych.v1.ListModelsRequest\x1a\x1e.diptych.v1.ListModelsResponse\x12\x45\n\x08Tokenize\x12\x1b.diptych.v1.TokenizeRequest\x1a\x1c.diptych.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.diptych.v1.DetokenizeRequest\x1a\x1e.diptych.v1.DetokenizeResponse\x12<\n\x05\x45mbed\x12\x18.diptych.v1.EmbedRequest\x1a\x19.diptych.v1.EmbedResponse\x12<\n\x05Score\x12\x18.diptych.v1.ScoreRequest\x1a\x19.diptych.v1.ScoreResponseb\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64iptych/v1/inference.proto\x12\ndiptych.v1\"\xe4\x06\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x12\n\x05min_p\x18\t \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\n \x01(\x02H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0b \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0c \x01(\x02H\x08\x88\x01\x01\x12=\n\nlogit_bias\x18\r \x03(\x0b\x32).diptych.v1.SamplingParams.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\x0e \x01(\rH\t\x88\x01\x01\x12\x12\n\nstop_regex\x18\x0f \x03(\t\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\n\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\rH\x0b\x88\x01\x01\x12$\n\x07grammar\x18\x12 \x01(\x0b\x32\x13.diptych.v1.Grammar\x12\"\n\x15prompt_logprobs_start\x18\x14 \x01(\rH\x0c\x88\x01\x01\x12\x19\n\x11\x61llowed_token_ids\x18\x13 \x03(\r\x12,\n\tattention\x18\x15 \x01(\x0b\x32\x19.diptych.v1.AttentionWish\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x08\n\x06_min_pB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_min_tokensB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x18\n\x16_prompt_logprobs_start\">\n\rAttentionWish\x12\r\n\x05top_k\x18\x01 \x01(\r\x12\x0e\n\x06layers\x18\x02 \x03(\r\x12\x0e\n\x06window\x18\x03 \x01(\r\"\x97\x01\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x0e\n\x04\x65\x62nf\x18\x03 \x01(\tH\x00\x12\x18\n\x0estructural_tag\x18\x06 \x01(\tH\x00\x12\x18\n\x10preamble_opening\x18\x04 \x01(\t\x12\x18\n\x10preamble_closing\x18\x05 \x01(\tB\x06\n\x04kind\"\xa7\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12(\n\ntool_calls\x18\x03 \x03(\x0b\x32\x14.diptych.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x11\n\treasoning\x18\x05 \x01(\t\x12&\n\x05parts\x18\x06 \x03(\x0b\x32\x17.diptych.v1.ContentPart\"_\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x0f\n\x05image\x18\x02 \x01(\x0cH\x00\x12\x13\n\timage_url\x18\x03 \x01(\tH\x00\x12\x12\n\nfew_pixels\x18\x04 \x01(\x08\x42\x06\n\x04part\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"=\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\"\x84\x02\n\x0c\x43hatMessages\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.diptych.v1.ChatMessage\x12\x1f\n\x05tools\x18\x02 \x03(\x0b\x32\x10.diptych.v1.Tool\x12+\n\x0btool_choice\x18\x03 \x01(\x0e\x32\x16.diptych.v1.ToolChoice\x12\x13\n\x0b\x63\x61lled_tool\x18\x04 \x01(\t\x12\x18\n\x10single_tool_call\x18\x05 \x01(\x08\x12\x18\n\x10reasoning_effort\x18\x06 \x01(\t\x12\x1b\n\x13template_parameters\x18\x07 \x01(\t\x12\x15\n\rcontinue_last\x18\x08 \x01(\x08\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"9\n\x07SloWish\x12\x0c\n\x04tier\x18\x01 \x01(\t\x12\x0f\n\x07ttft_ms\x18\x02 \x01(\x01\x12\x0f\n\x07tpot_ms\x18\x03 \x01(\x01\"\xc2\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\x06tokens\x18\x03 \x01(\x0b\x32\x14.diptych.v1.TokenIdsH\x00\x12(\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x18.diptych.v1.ChatMessagesH\x00\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.diptych.v1.SamplingParams\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\t\n\x01n\x18\x07 \x01(\r\x12\x0f\n\x07\x62\x65st_of\x18\x08 \x01(\r\x12\x0c\n\x04\x65\x63ho\x18\t \x01(\x08\x12\x10\n\x08priority\x18\n \x01(\x11\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12\x12\n\ncache_salt\x18\x0c \x01(\t\x12\x1b\n\x13show_special_tokens\x18\r \x01(\x08\x12 \n\x03slo\x18\x0e \x01(\x0b\x32\x13.diptych.v1.SloWish\x12\x11\n\tspeculate\x18\x0f \x01(\t\x12\x12\n\nprediction\x18\x10 \x01(\t\x12\x1e\n\x16\x65xpected_output_tokens\x18\x11 \x01(\r\x12\x0c\n\x04tool\x18\x12 \x01(\tB\x08\n\x06prompt\"\xae\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x04 \x01(\r\x12\"\n\x1arejected_prediction_tokens\x18\x05 \x01(\r\x12\x14\n\x0cimage_tokens\x18\x06 \x01(\r\"\xba\x03\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12 \n\x05usage\x18\x05 \x01(\x0b\x32\x11.diptych.v1.Usage\x12\r\n\x05model\x18\x06 \x01(\t\x12+\n\x08logprobs\x18\x07 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobs\x12\x32\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobs\x12(\n\x0cmore_choices\x18\t \x03(\x0b\x32\x12.diptych.v1.Choice\x12&\n\x06\x61nswer\x18\n \x01(\x0b\x32\x16.diptych.v1.ChatAnswer\x12\x14\n\x0cmatched_stop\x18\x0b \x01(\t\x12\x17\n\x0fweights_version\x18\x0c \x01(\t\x12-\n\tattention\x18\r \x01(\x0b\x32\x1a.diptych.v1.TokenAttention\"Z\n\nChatAnswer\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\t\x12\x11\n\treasoning\x18\x02 \x01(\t\x12(\n\ntool_calls\x18\x03 \x03(\x0b\x32\x14.diptych.v1.ToolCall\"\x94\x01\n\x08\x43hatPart\x12\x11\n\x07\x63ontent\x18\x01 \x01(\tH\x00\x12\x13\n\treasoning\x18\x02 \x01(\tH\x00\x12*\n\ncall_start\x18\x03 \x01(\x0b\x32\x14.diptych.v1.ToolCallH\x00\x12\x18\n\x0e\x63\x61ll_arguments\x18\x04 \x01(\tH\x00\x12\x12\n\ncall_index\x18\x05 \x01(\rB\x06\n\x04part\"\x83\x02\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12+\n\x08logprobs\x18\x05 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobs\x12&\n\x06\x61nswer\x18\x06 \x01(\x0b\x32\x16.diptych.v1.ChatAnswer\x12\x14\n\x0cmatched_stop\x18\x07 \x01(\t\x12-\n\tattention\x18\x08 \x01(\x0b\x32\x1a.diptych.v1.TokenAttention\"Y\n\rTokenLogprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\x0f\n\x07num_top\x18\x02 \x01(\r\x12\x0f\n\x07top_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"S\n\x0eTokenAttention\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x11\n\tpositions\x18\x03 \x03(\x11\x12\x0f\n\x07weights\x18\x04 \x03(\x02\"\x8a\x03\n\rGenerateChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12 \n\x05usage\x18\x05 \x01(\x0b\x32\x11.diptych.v1.Usage\x12\r\n\x05index\x18\x06 \x01(\r\x12+\n\x08logprobs\x18\x07 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobs\x12\x32\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobs\x12#\n\x05parts\x18\t \x03(\x0b\x32\x14.diptych.v1.ChatPart\x12\x14\n\x0cmatched_stop\x18\n \x01(\t\x12\x17\n\x0fweights_version\x18\x0b \x01(\t\x12-\n\tattention\x18\x0c \x01(\x0b\x32\x1a.diptych.v1.TokenAttention\"\x13\n\x11ListModelsRequest\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.diptych.v1.Model\"8\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x63ontext_len\x18\x02 \x01(\r\x12\x0e\n\x06parent\x18\x03 \x01(\t\"\x7f\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.diptych.v1.ChatMessagesH\x00\x12\x19\n\x11no_special_tokens\x18\x04 \x01(\x08\x42\x08\n\x06prompt\":\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0b\x63ontext_len\x18\x02 \x01(\r\"5\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\r\n\x05model\x18\x02 \x01(\t\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x9f\x01\n\rVectorOptions\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x10\n\x08priority\x18\x03 \x01(\x11\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x1e\n\x16truncate_prompt_tokens\x18\x06 \x01(\x11\x12\x15\n\rtruncate_left\x18\x07 \x01(\x08\"\x97\x01\n\x0c\x45mbedRequest\x12*\n\x07options\x18\x01 \x01(\x0b\x32\x19.diptych.v1.VectorOptions\x12\r\n\x05texts\x18\x02 \x03(\t\x12$\n\x06tokens\x18\x03 \x03(\x0b\x32\x14.diptych.v1.TokenIds\x12\x17\n\ndimensions\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_dimensions\"e\n\rEmbedResponse\x12#\n\x07vectors\x18\x01 \x03(\x0b\x32\x12.diptych.v1.Vector\x12 \n\x05usage\x18\x02 \x01(\x0b\x32\x11.diptych.v1.Usage\x12\r\n\x05model\x18\x03 \x01(\t\"\x18\n\x06Vector\x12\x0e\n\x06values\x18\x01 \x03(\x02\"q\n\x0cScoreRequest\x12*\n\x07options\x18\x01 \x01(\x0b\x32\x19.diptych.v1.VectorOptions\x12\r\n\x05query\x18\x02 \x01(\t\x12\x11\n\tdocuments\x18\x03 \x03(\t\x12\x13\n\x0binstruction\x18\x04 \x01(\t\"P\n\rScoreResponse\x12\x0e\n\x06scores\x18\x01 \x03(\x01\x12 \n\x05usage\x18\x02 \x01(\x0b\x32\x11.diptych.v1.Usage\x12\r\n\x05model\x18\x03 \x01(\t*R\n\nToolChoice\x12\x14\n\x10TOOL_CHOICE_AUTO\x10\x00\x12\x14\n\x10TOOL_CHOICE_NONE\x10\x01\x12\x18\n\x14TOOL_CHOICE_REQUIRED\x10\x02*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03\x32\xfb\x03\n\tInference\x12\x45\n\x08Generate\x12\x1b.diptych.v1.GenerateRequest\x1a\x1c.diptych.v1.GenerateResponse\x12J\n\x0eGenerateStream\x12\x1b.diptych.v1.GenerateRequest\x1a\x19.diptych.v1.GenerateChunk0\x01\x12K\n\nListModels\x12\x1d.diptych.v1.ListModelsRequest\x1a\x1e.diptych.v1.ListModelsResponse\x12\x45\n\x08Tokenize\x12\x1b.diptych.v1.TokenizeRequest\x1a\x1c.diptych.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.diptych.v1.DetokenizeRequest\x1a\x1e.diptych.v1.DetokenizeResponse\x12<\n\x05\x45mbed\x12\x18.diptych.v1.EmbedRequest\x1a\x19.diptych.v1.EmbedResponse\x12<\n\x05Score\x12\x18.diptych.v1.ScoreRequest\x1a\x19.diptych.v1.ScoreResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "diptych.v1.inference_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diptych.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_SAMPLINGPARAMS_LOGITBIASENTRY"]._loaded_options = None
-    _globals["_SAMPLINGPARAMS_LOGITBIASENTRY"]._serialized_options = b"8\001"
-    _globals["_TOOLCHOICE"]._serialized_start = 5076
-    _globals["_TOOLCHOICE"]._serialized_end = 5158
-    _globals["_FINISHREASON"]._serialized_start = 5160
-    _globals["_FINISHREASON"]._serialized_end = 5282
-    _globals["_SAMPLINGPARAMS"]._serialized_start = 43
-    _globals["_SAMPLINGPARAMS"]._serialized_end = 911
-    _globals["_SAMPLINGPARAMS_LOGITBIASENTRY"]._serialized_start = 653
-    _globals["_SAMPLINGPARAMS_LOGITBIASENTRY"]._serialized_end = 701
-    _globals["_ATTENTIONWISH"]._serialized_start = 913
-    _globals["_ATTENTIONWISH"]._serialized_end = 975
-    _globals["_GRAMMAR"]._serialized_start = 978
-    _globals["_GRAMMAR"]._serialized_end = 1129
-    _globals["_CHATMESSAGE"]._serialized_start = 1132
-    _globals["_CHATMESSAGE"]._serialized_end = 1299
-    _globals["_CONTENTPART"]._serialized_start = 1301
-    _globals["_CONTENTPART"]._serialized_end = 1396
-    _globals["_TOOLCALL"]._serialized_start = 1398
-    _globals["_TOOLCALL"]._serialized_end = 1453
-    _globals["_TOOL"]._serialized_start = 1455
-    _globals["_TOOL"]._serialized_end = 1516
-    _globals["_CHATMESSAGES"]._serialized_start = 1519
-    _globals["_CHATMESSAGES"]._serialized_end = 1779
-    _globals["_TOKENIDS"]._serialized_start = 1781
-    _globals["_TOKENIDS"]._serialized_end = 1804
-    _globals["_SLOWISH"]._serialized_start = 1806
-    _globals["_SLOWISH"]._serialized_end = 1863
-    _globals["_GENERATEREQUEST"]._serialized_start = 1866
-    _globals["_GENERATEREQUEST"]._serialized_end = 2316
-    _globals["_USAGE"]._serialized_start = 2319
-    _globals["_USAGE"]._serialized_end = 2493
-    _globals["_GENERATERESPONSE"]._serialized_start = 2496
-    _globals["_GENERATERESPONSE"]._serialized_end = 2938
-    _globals["_CHATANSWER"]._serialized_start = 2940
-    _globals["_CHATANSWER"]._serialized_end = 3030
-    _globals["_CHATPART"]._serialized_start = 3033
-    _globals["_CHATPART"]._serialized_end = 3181
-    _globals["_CHOICE"]._serialized_start = 3184
-    _globals["_CHOICE"]._serialized_end = 3443
-    _globals["_TOKENLOGPROBS"]._serialized_start = 3445
-    _globals["_TOKENLOGPROBS"]._serialized_end = 3534
-    _globals["_TOKENATTENTION"]._serialized_start = 3536
-    _globals["_TOKENATTENTION"]._serialized_end = 3619
-    _globals["_GENERATECHUNK"]._serialized_start = 3622
-    _globals["_GENERATECHUNK"]._serialized_end = 4016
-    _globals["_LISTMODELSREQUEST"]._serialized_start = 4018
-    _globals["_LISTMODELSREQUEST"]._serialized_end = 4037
-    _globals["_LISTMODELSRESPONSE"]._serialized_start = 4039
-    _globals["_LISTMODELSRESPONSE"]._serialized_end = 4094
-    _globals["_MODEL"]._serialized_start = 4096
-    _globals["_MODEL"]._serialized_end = 4152
-    _globals["_TOKENIZEREQUEST"]._serialized_start = 4154
-    _globals["_TOKENIZEREQUEST"]._serialized_end = 4281
-    _globals["_TOKENIZERESPONSE"]._serialized_start = 4283
-    _globals["_TOKENIZERESPONSE"]._serialized_end = 4341
-    _globals["_DETOKENIZEREQUEST"]._serialized_start = 4343
-    _globals["_DETOKENIZEREQUEST"]._serialized_end = 4396
-    _globals["_DETOKENIZERESPONSE"]._serialized_start = 4398
-    _globals["_DETOKENIZERESPONSE"]._serialized_end = 4432
-    _globals["_VECTOROPTIONS"]._serialized_start = 4435
-    _globals["_VECTOROPTIONS"]._serialized_end = 4594
-    _globals["_EMBEDREQUEST"]._serialized_start = 4597
-    _globals["_EMBEDREQUEST"]._serialized_end = 4748
-    _globals["_EMBEDRESPONSE"]._serialized_start = 4750
-    _globals["_EMBEDRESPONSE"]._serialized_end = 4851
-    _globals["_VECTOR"]._serialized_start = 4853
-    _globals["_VECTOR"]._serialized_end = 4877
-    _globals["_SCOREREQUEST"]._serialized_start = 4879
-    _globals["_SCOREREQUEST"]._serialized_end = 4992
-    _globals["_SCORERESPONSE"]._serialized_start = 4994
-    _globals["_SCORERESPONSE"]._serialized_end = 5074
-    _globals["_INFERENCE"]._serialized_start = 5285
-    _globals["_INFERENCE"]._serialized_end = 5792
+  DESCRIPTOR._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_TOOLCHOICE']._serialized_start=5076
+  _globals['_TOOLCHOICE']._serialized_end=5158
+  _globals['_FINISHREASON']._serialized_start=5160
+  _globals['_FINISHREASON']._serialized_end=5282
+  _globals['_SAMPLINGPARAMS']._serialized_start=43
+  _globals['_SAMPLINGPARAMS']._serialized_end=911
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=653
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=701
+  _globals['_ATTENTIONWISH']._serialized_start=913
+  _globals['_ATTENTIONWISH']._serialized_end=975
+  _globals['_GRAMMAR']._serialized_start=978
+  _globals['_GRAMMAR']._serialized_end=1129
+  _globals['_CHATMESSAGE']._serialized_start=1132
+  _globals['_CHATMESSAGE']._serialized_end=1299
+  _globals['_CONTENTPART']._serialized_start=1301
+  _globals['_CONTENTPART']._serialized_end=1396
+  _globals['_TOOLCALL']._serialized_start=1398
+  _globals['_TOOLCALL']._serialized_end=1453
+  _globals['_TOOL']._serialized_start=1455
+  _globals['_TOOL']._serialized_end=1516
+  _globals['_CHATMESSAGES']._serialized_start=1519
+  _globals['_CHATMESSAGES']._serialized_end=1779
+  _globals['_TOKENIDS']._serialized_start=1781
+  _globals['_TOKENIDS']._serialized_end=1804
+  _globals['_SLOWISH']._serialized_start=1806
+  _globals['_SLOWISH']._serialized_end=1863
+  _globals['_GENERATEREQUEST']._serialized_start=1866
+  _globals['_GENERATEREQUEST']._serialized_end=2316
+  _globals['_USAGE']._serialized_start=2319
+  _globals['_USAGE']._serialized_end=2493
+  _globals['_GENERATERESPONSE']._serialized_start=2496
+  _globals['_GENERATERESPONSE']._serialized_end=2938
+  _globals['_CHATANSWER']._serialized_start=2940
+  _globals['_CHATANSWER']._serialized_end=3030
+  _globals['_CHATPART']._serialized_start=3033
+  _globals['_CHATPART']._serialized_end=3181
+  _globals['_CHOICE']._serialized_start=3184
+  _globals['_CHOICE']._serialized_end=3443
+  _globals['_TOKENLOGPROBS']._serialized_start=3445
+  _globals['_TOKENLOGPROBS']._serialized_end=3534
+  _globals['_TOKENATTENTION']._serialized_start=3536
+  _globals['_TOKENATTENTION']._serialized_end=3619
+  _globals['_GENERATECHUNK']._serialized_start=3622
+  _globals['_GENERATECHUNK']._serialized_end=4016
+  _globals['_LISTMODELSREQUEST']._serialized_start=4018
+  _globals['_LISTMODELSREQUEST']._serialized_end=4037
+  _globals['_LISTMODELSRESPONSE']._serialized_start=4039
+  _globals['_LISTMODELSRESPONSE']._serialized_end=4094
+  _globals['_MODEL']._serialized_start=4096
+  _globals['_MODEL']._serialized_end=4152
+  _globals['_TOKENIZEREQUEST']._serialized_start=4154
+  _globals['_TOKENIZEREQUEST']._serialized_end=4281
+  _globals['_TOKENIZERESPONSE']._serialized_start=4283
+  _globals['_TOKENIZERESPONSE']._serialized_end=4341
+  _globals['_DETOKENIZEREQUEST']._serialized_start=4343
+  _globals['_DETOKENIZEREQUEST']._serialized_end=4396
+  _globals['_DETOKENIZERESPONSE']._serialized_start=4398
+  _globals['_DETOKENIZERESPONSE']._serialized_end=4432
+  _globals['_VECTOROPTIONS']._serialized_start=4435
+  _globals['_VECTOROPTIONS']._serialized_end=4594
+  _globals['_EMBEDREQUEST']._serialized_start=4597
+  _globals['_EMBEDREQUEST']._serialized_end=4748
+  _globals['_EMBEDRESPONSE']._serialized_start=4750
+  _globals['_EMBEDRESPONSE']._serialized_end=4851
+  _globals['_VECTOR']._serialized_start=4853
+  _globals['_VECTOR']._serialized_end=4877
+  _globals['_SCOREREQUEST']._serialized_start=4879
+  _globals['_SCOREREQUEST']._serialized_end=4992
+  _globals['_SCORERESPONSE']._serialized_start=4994
+  _globals['_SCORERESPONSE']._serialized_end=5074
+  _globals['_INFERENCE']._serialized_start=5285
+  _globals['_INFERENCE']._serialized_end=5792
 # @@protoc_insertion_point(module_scope)

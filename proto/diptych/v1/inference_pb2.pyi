@@ -19,7 +19,6 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_ABORTED: _ClassVar[FinishReason]
-
 TOOL_CHOICE_AUTO: ToolChoice
 TOOL_CHOICE_NONE: ToolChoice
 TOOL_CHOICE_REQUIRED: ToolChoice
@@ -29,29 +28,7 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_ABORTED: FinishReason
 
 class SamplingParams(_message.Message):
-    __slots__ = (
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "min_p",
-        "frequency_penalty",
-        "presence_penalty",
-        "repetition_penalty",
-        "logit_bias",
-        "min_tokens",
-        "stop_regex",
-        "logprobs",
-        "prompt_logprobs",
-        "grammar",
-        "prompt_logprobs_start",
-        "allowed_token_ids",
-        "attention",
-    )
+    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_eos", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "min_tokens", "stop_regex", "logprobs", "prompt_logprobs", "grammar", "prompt_logprobs_start", "allowed_token_ids", "attention")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -59,7 +36,6 @@ class SamplingParams(_message.Message):
         key: int
         value: float
         def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
-
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -102,30 +78,7 @@ class SamplingParams(_message.Message):
     prompt_logprobs_start: int
     allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     attention: AttentionWish
-    def __init__(
-        self,
-        max_tokens: _Optional[int] = ...,
-        temperature: _Optional[float] = ...,
-        top_p: _Optional[float] = ...,
-        top_k: _Optional[int] = ...,
-        seed: _Optional[int] = ...,
-        stop: _Optional[_Iterable[str]] = ...,
-        stop_token_ids: _Optional[_Iterable[int]] = ...,
-        ignore_eos: _Optional[bool] = ...,
-        min_p: _Optional[float] = ...,
-        frequency_penalty: _Optional[float] = ...,
-        presence_penalty: _Optional[float] = ...,
-        repetition_penalty: _Optional[float] = ...,
-        logit_bias: _Optional[_Mapping[int, float]] = ...,
-        min_tokens: _Optional[int] = ...,
-        stop_regex: _Optional[_Iterable[str]] = ...,
-        logprobs: _Optional[int] = ...,
-        prompt_logprobs: _Optional[int] = ...,
-        grammar: _Optional[_Union[Grammar, _Mapping]] = ...,
-        prompt_logprobs_start: _Optional[int] = ...,
-        allowed_token_ids: _Optional[_Iterable[int]] = ...,
-        attention: _Optional[_Union[AttentionWish, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., min_p: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., stop_regex: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., prompt_logprobs_start: _Optional[int] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., attention: _Optional[_Union[AttentionWish, _Mapping]] = ...) -> None: ...
 
 class AttentionWish(_message.Message):
     __slots__ = ("top_k", "layers", "window")
@@ -135,9 +88,7 @@ class AttentionWish(_message.Message):
     top_k: int
     layers: _containers.RepeatedScalarFieldContainer[int]
     window: int
-    def __init__(
-        self, top_k: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., window: _Optional[int] = ...
-    ) -> None: ...
+    def __init__(self, top_k: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., window: _Optional[int] = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("json_schema", "regex", "ebnf", "structural_tag", "preamble_opening", "preamble_closing")
@@ -153,15 +104,7 @@ class Grammar(_message.Message):
     structural_tag: str
     preamble_opening: str
     preamble_closing: str
-    def __init__(
-        self,
-        json_schema: _Optional[str] = ...,
-        regex: _Optional[str] = ...,
-        ebnf: _Optional[str] = ...,
-        structural_tag: _Optional[str] = ...,
-        preamble_opening: _Optional[str] = ...,
-        preamble_closing: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., ebnf: _Optional[str] = ..., structural_tag: _Optional[str] = ..., preamble_opening: _Optional[str] = ..., preamble_closing: _Optional[str] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content", "tool_calls", "tool_call_id", "reasoning", "parts")
@@ -177,15 +120,7 @@ class ChatMessage(_message.Message):
     tool_call_id: str
     reasoning: str
     parts: _containers.RepeatedCompositeFieldContainer[ContentPart]
-    def __init__(
-        self,
-        role: _Optional[str] = ...,
-        content: _Optional[str] = ...,
-        tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ...,
-        tool_call_id: _Optional[str] = ...,
-        reasoning: _Optional[str] = ...,
-        parts: _Optional[_Iterable[_Union[ContentPart, _Mapping]]] = ...,
-    ) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., reasoning: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[ContentPart, _Mapping]]] = ...) -> None: ...
 
 class ContentPart(_message.Message):
     __slots__ = ("text", "image", "image_url", "few_pixels")
@@ -197,13 +132,7 @@ class ContentPart(_message.Message):
     image: bytes
     image_url: str
     few_pixels: bool
-    def __init__(
-        self,
-        text: _Optional[str] = ...,
-        image: _Optional[bytes] = ...,
-        image_url: _Optional[str] = ...,
-        few_pixels: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., image: _Optional[bytes] = ..., image_url: _Optional[str] = ..., few_pixels: _Optional[bool] = ...) -> None: ...
 
 class ToolCall(_message.Message):
     __slots__ = ("id", "name", "arguments")
@@ -213,9 +142,7 @@ class ToolCall(_message.Message):
     id: str
     name: str
     arguments: str
-    def __init__(
-        self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...
-    ) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class Tool(_message.Message):
     __slots__ = ("name", "description", "parameters")
@@ -225,21 +152,10 @@ class Tool(_message.Message):
     name: str
     description: str
     parameters: str
-    def __init__(
-        self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[str] = ...
-    ) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[str] = ...) -> None: ...
 
 class ChatMessages(_message.Message):
-    __slots__ = (
-        "messages",
-        "tools",
-        "tool_choice",
-        "called_tool",
-        "single_tool_call",
-        "reasoning_effort",
-        "template_parameters",
-        "continue_last",
-    )
+    __slots__ = ("messages", "tools", "tool_choice", "called_tool", "single_tool_call", "reasoning_effort", "template_parameters", "continue_last")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
@@ -256,17 +172,7 @@ class ChatMessages(_message.Message):
     reasoning_effort: str
     template_parameters: str
     continue_last: bool
-    def __init__(
-        self,
-        messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...,
-        tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ...,
-        tool_choice: _Optional[_Union[ToolChoice, str]] = ...,
-        called_tool: _Optional[str] = ...,
-        single_tool_call: _Optional[bool] = ...,
-        reasoning_effort: _Optional[str] = ...,
-        template_parameters: _Optional[str] = ...,
-        continue_last: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, str]] = ..., called_tool: _Optional[str] = ..., single_tool_call: _Optional[bool] = ..., reasoning_effort: _Optional[str] = ..., template_parameters: _Optional[str] = ..., continue_last: _Optional[bool] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -282,31 +188,10 @@ class SloWish(_message.Message):
     tier: str
     ttft_ms: float
     tpot_ms: float
-    def __init__(
-        self, tier: _Optional[str] = ..., ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ...
-    ) -> None: ...
+    def __init__(self, tier: _Optional[str] = ..., ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = (
-        "model",
-        "text",
-        "tokens",
-        "chat",
-        "sampling",
-        "request_id",
-        "n",
-        "best_of",
-        "echo",
-        "priority",
-        "tenant",
-        "cache_salt",
-        "show_special_tokens",
-        "slo",
-        "speculate",
-        "prediction",
-        "expected_output_tokens",
-        "tool",
-    )
+    __slots__ = ("model", "text", "tokens", "chat", "sampling", "request_id", "n", "best_of", "echo", "priority", "tenant", "cache_salt", "show_special_tokens", "slo", "speculate", "prediction", "expected_output_tokens", "tool")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -343,37 +228,10 @@ class GenerateRequest(_message.Message):
     prediction: str
     expected_output_tokens: int
     tool: str
-    def __init__(
-        self,
-        model: _Optional[str] = ...,
-        text: _Optional[str] = ...,
-        tokens: _Optional[_Union[TokenIds, _Mapping]] = ...,
-        chat: _Optional[_Union[ChatMessages, _Mapping]] = ...,
-        sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...,
-        request_id: _Optional[str] = ...,
-        n: _Optional[int] = ...,
-        best_of: _Optional[int] = ...,
-        echo: _Optional[bool] = ...,
-        priority: _Optional[int] = ...,
-        tenant: _Optional[str] = ...,
-        cache_salt: _Optional[str] = ...,
-        show_special_tokens: _Optional[bool] = ...,
-        slo: _Optional[_Union[SloWish, _Mapping]] = ...,
-        speculate: _Optional[str] = ...,
-        prediction: _Optional[str] = ...,
-        expected_output_tokens: _Optional[int] = ...,
-        tool: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., request_id: _Optional[str] = ..., n: _Optional[int] = ..., best_of: _Optional[int] = ..., echo: _Optional[bool] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., show_special_tokens: _Optional[bool] = ..., slo: _Optional[_Union[SloWish, _Mapping]] = ..., speculate: _Optional[str] = ..., prediction: _Optional[str] = ..., expected_output_tokens: _Optional[int] = ..., tool: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = (
-        "prompt_tokens",
-        "completion_tokens",
-        "cached_tokens",
-        "accepted_prediction_tokens",
-        "rejected_prediction_tokens",
-        "image_tokens",
-    )
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens", "image_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -386,32 +244,10 @@ class Usage(_message.Message):
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
     image_tokens: int
-    def __init__(
-        self,
-        prompt_tokens: _Optional[int] = ...,
-        completion_tokens: _Optional[int] = ...,
-        cached_tokens: _Optional[int] = ...,
-        accepted_prediction_tokens: _Optional[int] = ...,
-        rejected_prediction_tokens: _Optional[int] = ...,
-        image_tokens: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ..., image_tokens: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = (
-        "request_id",
-        "text",
-        "token_ids",
-        "finish_reason",
-        "usage",
-        "model",
-        "logprobs",
-        "prompt_logprobs",
-        "more_choices",
-        "answer",
-        "matched_stop",
-        "weights_version",
-        "attention",
-    )
+    __slots__ = ("request_id", "text", "token_ids", "finish_reason", "usage", "model", "logprobs", "prompt_logprobs", "more_choices", "answer", "matched_stop", "weights_version", "attention")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -438,22 +274,7 @@ class GenerateResponse(_message.Message):
     matched_stop: str
     weights_version: str
     attention: TokenAttention
-    def __init__(
-        self,
-        request_id: _Optional[str] = ...,
-        text: _Optional[str] = ...,
-        token_ids: _Optional[_Iterable[int]] = ...,
-        finish_reason: _Optional[_Union[FinishReason, str]] = ...,
-        usage: _Optional[_Union[Usage, _Mapping]] = ...,
-        model: _Optional[str] = ...,
-        logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ...,
-        prompt_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ...,
-        more_choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ...,
-        answer: _Optional[_Union[ChatAnswer, _Mapping]] = ...,
-        matched_stop: _Optional[str] = ...,
-        weights_version: _Optional[str] = ...,
-        attention: _Optional[_Union[TokenAttention, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., model: _Optional[str] = ..., logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., more_choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., answer: _Optional[_Union[ChatAnswer, _Mapping]] = ..., matched_stop: _Optional[str] = ..., weights_version: _Optional[str] = ..., attention: _Optional[_Union[TokenAttention, _Mapping]] = ...) -> None: ...
 
 class ChatAnswer(_message.Message):
     __slots__ = ("content", "reasoning", "tool_calls")
@@ -463,12 +284,7 @@ class ChatAnswer(_message.Message):
     content: str
     reasoning: str
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
-    def __init__(
-        self,
-        content: _Optional[str] = ...,
-        reasoning: _Optional[str] = ...,
-        tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ...,
-    ) -> None: ...
+    def __init__(self, content: _Optional[str] = ..., reasoning: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ...) -> None: ...
 
 class ChatPart(_message.Message):
     __slots__ = ("content", "reasoning", "call_start", "call_arguments", "call_index")
@@ -482,14 +298,7 @@ class ChatPart(_message.Message):
     call_start: ToolCall
     call_arguments: str
     call_index: int
-    def __init__(
-        self,
-        content: _Optional[str] = ...,
-        reasoning: _Optional[str] = ...,
-        call_start: _Optional[_Union[ToolCall, _Mapping]] = ...,
-        call_arguments: _Optional[str] = ...,
-        call_index: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, content: _Optional[str] = ..., reasoning: _Optional[str] = ..., call_start: _Optional[_Union[ToolCall, _Mapping]] = ..., call_arguments: _Optional[str] = ..., call_index: _Optional[int] = ...) -> None: ...
 
 class Choice(_message.Message):
     __slots__ = ("index", "text", "token_ids", "finish_reason", "logprobs", "answer", "matched_stop", "attention")
@@ -509,17 +318,7 @@ class Choice(_message.Message):
     answer: ChatAnswer
     matched_stop: str
     attention: TokenAttention
-    def __init__(
-        self,
-        index: _Optional[int] = ...,
-        text: _Optional[str] = ...,
-        token_ids: _Optional[_Iterable[int]] = ...,
-        finish_reason: _Optional[_Union[FinishReason, str]] = ...,
-        logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ...,
-        answer: _Optional[_Union[ChatAnswer, _Mapping]] = ...,
-        matched_stop: _Optional[str] = ...,
-        attention: _Optional[_Union[TokenAttention, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., answer: _Optional[_Union[ChatAnswer, _Mapping]] = ..., matched_stop: _Optional[str] = ..., attention: _Optional[_Union[TokenAttention, _Mapping]] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprobs", "num_top", "top_ids", "top_logprobs")
@@ -531,13 +330,7 @@ class TokenLogprobs(_message.Message):
     num_top: int
     top_ids: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(
-        self,
-        logprobs: _Optional[_Iterable[float]] = ...,
-        num_top: _Optional[int] = ...,
-        top_ids: _Optional[_Iterable[int]] = ...,
-        top_logprobs: _Optional[_Iterable[float]] = ...,
-    ) -> None: ...
+    def __init__(self, logprobs: _Optional[_Iterable[float]] = ..., num_top: _Optional[int] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class TokenAttention(_message.Message):
     __slots__ = ("layers", "top_k", "positions", "weights")
@@ -549,29 +342,10 @@ class TokenAttention(_message.Message):
     top_k: int
     positions: _containers.RepeatedScalarFieldContainer[int]
     weights: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(
-        self,
-        layers: _Optional[_Iterable[int]] = ...,
-        top_k: _Optional[int] = ...,
-        positions: _Optional[_Iterable[int]] = ...,
-        weights: _Optional[_Iterable[float]] = ...,
-    ) -> None: ...
+    def __init__(self, layers: _Optional[_Iterable[int]] = ..., top_k: _Optional[int] = ..., positions: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class GenerateChunk(_message.Message):
-    __slots__ = (
-        "request_id",
-        "text",
-        "token_ids",
-        "finish_reason",
-        "usage",
-        "index",
-        "logprobs",
-        "prompt_logprobs",
-        "parts",
-        "matched_stop",
-        "weights_version",
-        "attention",
-    )
+    __slots__ = ("request_id", "text", "token_ids", "finish_reason", "usage", "index", "logprobs", "prompt_logprobs", "parts", "matched_stop", "weights_version", "attention")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -596,21 +370,7 @@ class GenerateChunk(_message.Message):
     matched_stop: str
     weights_version: str
     attention: TokenAttention
-    def __init__(
-        self,
-        request_id: _Optional[str] = ...,
-        text: _Optional[str] = ...,
-        token_ids: _Optional[_Iterable[int]] = ...,
-        finish_reason: _Optional[_Union[FinishReason, str]] = ...,
-        usage: _Optional[_Union[Usage, _Mapping]] = ...,
-        index: _Optional[int] = ...,
-        logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ...,
-        prompt_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ...,
-        parts: _Optional[_Iterable[_Union[ChatPart, _Mapping]]] = ...,
-        matched_stop: _Optional[str] = ...,
-        weights_version: _Optional[str] = ...,
-        attention: _Optional[_Union[TokenAttention, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., index: _Optional[int] = ..., logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[ChatPart, _Mapping]]] = ..., matched_stop: _Optional[str] = ..., weights_version: _Optional[str] = ..., attention: _Optional[_Union[TokenAttention, _Mapping]] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()
@@ -630,9 +390,7 @@ class Model(_message.Message):
     id: str
     context_len: int
     parent: str
-    def __init__(
-        self, id: _Optional[str] = ..., context_len: _Optional[int] = ..., parent: _Optional[str] = ...
-    ) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., context_len: _Optional[int] = ..., parent: _Optional[str] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text", "chat", "no_special_tokens")
@@ -644,13 +402,7 @@ class TokenizeRequest(_message.Message):
     text: str
     chat: ChatMessages
     no_special_tokens: bool
-    def __init__(
-        self,
-        model: _Optional[str] = ...,
-        text: _Optional[str] = ...,
-        chat: _Optional[_Union[ChatMessages, _Mapping]] = ...,
-        no_special_tokens: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., no_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
     __slots__ = ("token_ids", "context_len")
@@ -690,16 +442,7 @@ class VectorOptions(_message.Message):
     cache_salt: str
     truncate_prompt_tokens: int
     truncate_left: bool
-    def __init__(
-        self,
-        model: _Optional[str] = ...,
-        request_id: _Optional[str] = ...,
-        priority: _Optional[int] = ...,
-        tenant: _Optional[str] = ...,
-        cache_salt: _Optional[str] = ...,
-        truncate_prompt_tokens: _Optional[int] = ...,
-        truncate_left: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., truncate_prompt_tokens: _Optional[int] = ..., truncate_left: _Optional[bool] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
     __slots__ = ("options", "texts", "tokens", "dimensions")
@@ -711,13 +454,7 @@ class EmbedRequest(_message.Message):
     texts: _containers.RepeatedScalarFieldContainer[str]
     tokens: _containers.RepeatedCompositeFieldContainer[TokenIds]
     dimensions: int
-    def __init__(
-        self,
-        options: _Optional[_Union[VectorOptions, _Mapping]] = ...,
-        texts: _Optional[_Iterable[str]] = ...,
-        tokens: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ...,
-        dimensions: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, options: _Optional[_Union[VectorOptions, _Mapping]] = ..., texts: _Optional[_Iterable[str]] = ..., tokens: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., dimensions: _Optional[int] = ...) -> None: ...
 
 class EmbedResponse(_message.Message):
     __slots__ = ("vectors", "usage", "model")
@@ -727,12 +464,7 @@ class EmbedResponse(_message.Message):
     vectors: _containers.RepeatedCompositeFieldContainer[Vector]
     usage: Usage
     model: str
-    def __init__(
-        self,
-        vectors: _Optional[_Iterable[_Union[Vector, _Mapping]]] = ...,
-        usage: _Optional[_Union[Usage, _Mapping]] = ...,
-        model: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, vectors: _Optional[_Iterable[_Union[Vector, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Vector(_message.Message):
     __slots__ = ("values",)
@@ -750,13 +482,7 @@ class ScoreRequest(_message.Message):
     query: str
     documents: _containers.RepeatedScalarFieldContainer[str]
     instruction: str
-    def __init__(
-        self,
-        options: _Optional[_Union[VectorOptions, _Mapping]] = ...,
-        query: _Optional[str] = ...,
-        documents: _Optional[_Iterable[str]] = ...,
-        instruction: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, options: _Optional[_Union[VectorOptions, _Mapping]] = ..., query: _Optional[str] = ..., documents: _Optional[_Iterable[str]] = ..., instruction: _Optional[str] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("scores", "usage", "model")
@@ -766,9 +492,4 @@ class ScoreResponse(_message.Message):
     scores: _containers.RepeatedScalarFieldContainer[float]
     usage: Usage
     model: str
-    def __init__(
-        self,
-        scores: _Optional[_Iterable[float]] = ...,
-        usage: _Optional[_Union[Usage, _Mapping]] = ...,
-        model: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, scores: _Optional[_Iterable[float]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...

@@ -4,14 +4,19 @@
 # source: diptych/v1/rank.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 7, 35, 1, "", "diptych/v1/rank.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'diptych/v1/rank.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
@@ -20,85 +25,83 @@ _sym_db = _symbol_database.Default()
 from diptych.v1 import admin_pb2 as diptych_dot_v1_dot_admin__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x15\x64iptych/v1/rank.proto\x12\ndiptych.v1\x1a\x16\x64iptych/v1/admin.proto"\x81\x01\n\x08NodeSays\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.diptych.v1.NodeHelloH\x00\x12\x0e\n\x04\x62\x65\x61t\x18\x02 \x01(\x08H\x00\x12\x0e\n\x04\x64ied\x18\x03 \x01(\tH\x00\x12\x11\n\x07leaving\x18\x04 \x01(\x08H\x00\x12\x12\n\nis_stopped\x18\x05 \x01(\x08\x42\x06\n\x04said"\xed\x01\n\tNodeHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\r\x12\x11\n\tnum_nodes\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\x06\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0b\n\x03pod\x18\x06 \x01(\t\x12\x0f\n\x07version\x18\x07 \x01(\t\x12\r\n\x05model\x18\x08 \x01(\t\x12\x33\n\x07options\x18\t \x03(\x0b\x32".diptych.v1.NodeHello.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01"\x82\x01\n\nLeaderSays\x12\x0e\n\x04\x62\x65\x61t\x18\x01 \x01(\x08H\x00\x12\'\n\x05start\x18\x02 \x01(\x0b\x32\x16.diptych.v1.GroupStartH\x00\x12\x13\n\tis_loaded\x18\x03 \x01(\x08H\x00\x12\x0e\n\x04stop\x18\x04 \x01(\x08H\x00\x12\x0e\n\x04\x64ied\x18\x05 \x01(\tH\x00\x42\x06\n\x04said"U\n\nGroupStart\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x0c\n\x04host\x18\x02 \x01(\t\x12$\n\x05\x64oors\x18\x03 \x01(\x0b\x32\x15.diptych.v1.RankDoors"w\n\tRankDoors\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12/\n\x05ports\x18\x02 \x03(\x0b\x32 .diptych.v1.RankDoors.PortsEntry\x1a,\n\nPortsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01"5\n\x07Meeting\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x0e\n\x06secret\x18\x03 \x01(\x0c"\xb7\x07\n\tRankEntry\x12 \n\x04step\x18\x01 \x01(\x0b\x32\x10.diptych.v1.StepH\x00\x12*\n\x07\x63onnect\x18\x02 \x01(\x0b\x32\x17.diptych.v1.ConnectPeerH\x00\x12\x14\n\ndisconnect\x18\x03 \x01(\x06H\x00\x12%\n\x04\x63opy\x18\x04 \x01(\x0b\x32\x15.diptych.v1.CopyPagesH\x00\x12\x18\n\x0eis_writer_gone\x18\x06 \x01(\x06H\x00\x12\x12\n\x08shutdown\x18\x07 \x01(\x08H\x00\x12$\n\x04save\x18\x08 \x01(\x0b\x32\x14.diptych.v1.HostCopyH\x00\x12\'\n\x07restore\x18\t \x01(\x0b\x32\x14.diptych.v1.HostCopyH\x00\x12\x32\n\x0c\x64igest_pages\x18\n \x01(\x0b\x32\x1a.diptych.v1.DigestOwnPagesH\x00\x12\'\n\x08use_path\x18\x0b \x01(\x0b\x32\x13.diptych.v1.UsePathH\x00\x12\x14\n\nfill_probe\x18\x0c \x01(\x06H\x00\x12)\n\x06unpack\x18\r \x01(\x0b\x32\x17.diptych.v1.UnpackPagesH\x00\x12\x16\n\x0c\x66inish_saves\x18\x0e \x01(\x08H\x00\x12&\n\x05\x64raft\x18\x0f \x01(\x0b\x32\x15.diptych.v1.DraftStepH\x00\x12\'\n\x07prepare\x18\x10 \x01(\x0b\x32\x14.diptych.v1.RankTaskH\x00\x12\x10\n\x06\x66orget\x18\x11 \x01(\x04H\x00\x12\x31\n\rplace_adapter\x18\x12 \x01(\x0b\x32\x18.diptych.v1.PlaceAdapterH\x00\x12\x18\n\x0eremove_adapter\x18\x13 \x01(\rH\x00\x12\x18\n\x0eswitch_weights\x18\x14 \x01(\x08H\x00\x12\x15\n\x0bswitch_back\x18\x15 \x01(\x08H\x00\x12\x16\n\x0c\x64rop_weights\x18\x16 \x01(\x08H\x00\x12\x19\n\x0frelease_weights\x18\x17 \x01(\x08H\x00\x12(\n\x07put_row\x18\x18 \x01(\x0b\x32\x15.diptych.v1.HiddenRowH\x00\x12\x14\n\nopen_files\x18\x19 \x01(\rH\x00\x12%\n\x04keep\x18\x1a \x01(\x0b\x32\x15.diptych.v1.KeepPagesH\x00\x12%\n\x04load\x18\x1b \x01(\x0b\x32\x15.diptych.v1.LoadPagesH\x00\x12\x16\n\x0c\x66orget_pages\x18\x1c \x01(\x0cH\x00\x12#\n\x04meet\x18\x1d \x01(\x0b\x32\x13.diptych.v1.MeetingH\x00\x42\x07\n\x05\x65ntryJ\x04\x08\x05\x10\x06"&\n\tHiddenRow\x12\x0c\n\x04slot\x18\x01 \x01(\x03\x12\x0b\n\x03row\x18\x02 \x01(\x0c"\xfa\x01\n\x08RankTask\x12\x0c\n\x04task\x18\x01 \x01(\x04\x12\x11\n\x07\x61\x64\x61pter\x18\x02 \x01(\tH\x00\x12\x31\n\x0cload_weights\x18\x03 \x01(\x0b\x32\x19.diptych.v1.WeightsChangeH\x00\x12\x34\n\x0freplace_weights\x18\x04 \x01(\x0b\x32\x19.diptych.v1.WeightsChangeH\x00\x12+\n\njoin_group\x18\x05 \x01(\x0b\x32\x15.diptych.v1.JoinGroupH\x00\x12\x15\n\x0bleave_group\x18\x06 \x01(\tH\x00\x12\x18\n\x0esettle_weights\x18\x07 \x01(\x08H\x00\x42\x06\n\x04work"*\n\x0cPlaceAdapter\x12\x0c\n\x04task\x18\x01 \x01(\x04\x12\x0c\n\x04slot\x18\x02 \x01(\r"\x9d\x03\n\x04Step\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\x11\n\tinput_ids\x18\x02 \x01(\x0c\x12\x11\n\tpositions\x18\x03 \x01(\x0c\x12\x11\n\tout_slots\x18\x04 \x01(\x0c\x12\x12\n\npage_table\x18\x05 \x01(\x0c\x12\x10\n\x08seq_lens\x18\x06 \x01(\x0c\x12\x13\n\x0b\x65xtend_lens\x18\x07 \x01(\x0c\x12\x13\n\x0bprompt_rows\x18\t \x01(\x0c\x12\x13\n\x0bnum_sampled\x18\n \x01(\x0c\x12&\n\x06states\x18\x0b \x01(\x0b\x32\x16.diptych.v1.StateMoves\x12)\n\x07windows\x18\x0c \x01(\x0b\x32\x18.diptych.v1.WindowGroups\x12\x15\n\ris_unfollowed\x18\r \x01(\x08\x12\x15\n\x08\x61\x64\x61pters\x18\x0e \x01(\x0cH\x00\x88\x01\x01\x12\x1b\n\x0erope_positions\x18\x0f \x01(\x0cH\x01\x88\x01\x01\x12%\n\x06images\x18\x10 \x03(\x0b\x32\x15.diptych.v1.ImageRowsB\x0b\n\t_adaptersB\x11\n\x0f_rope_positionsJ\x04\x08\x08\x10\t"t\n\tImageRows\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06height\x18\x02 \x01(\r\x12\r\n\x05width\x18\x03 \x01(\r\x12\x0b\n\x03rgb\x18\x04 \x01(\x0c\x12\r\n\x05\x66irst\x18\x05 \x01(\r\x12\x10\n\x08num_rows\x18\x06 \x01(\r\x12\r\n\x05token\x18\x07 \x01(\r"\x96\x01\n\tDraftStep\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x11\n\tpositions\x18\x02 \x01(\x0c\x12\x12\n\npage_table\x18\x03 \x01(\x0c\x12\x12\n\nnum_drafts\x18\x04 \x01(\x0c\x12\x11\n\tpage_size\x18\x05 \x01(\r\x12(\n\x06missed\x18\x06 \x03(\x0b\x32\x18.diptych.v1.MissedTokens"Q\n\x0cMissedTokens\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x12\n\nshared_len\x18\x04 \x01(\r"J\n\x0cWindowGroups\x12\x12\n\nnum_groups\x18\x01 \x01(\r\x12\x13\n\x0bpage_tables\x18\x02 \x01(\x0c\x12\x11\n\tout_slots\x18\x03 \x01(\x0c"\x9b\x01\n\nStateMoves\x12\r\n\x05slots\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63leared\x18\x02 \x01(\x0c\x12\x12\n\nread_slots\x18\x03 \x01(\x0c\x12\x12\n\nread_pages\x18\x04 \x01(\x0c\x12\x15\n\rwritten_slots\x18\x05 \x01(\x0c\x12\x15\n\rwritten_pages\x18\x06 \x01(\x0c\x12\x17\n\x0fpages_per_state\x18\x07 \x01(\r"-\n\x0b\x43onnectPeer\x12\x0c\n\x04peer\x18\x01 \x01(\x06\x12\x10\n\x08metadata\x18\x02 \x01(\x0c"\xe0\x01\n\tCopyPages\x12\x11\n\toperation\x18\x01 \x01(\x04\x12\x0c\n\x04peer\x18\x02 \x01(\x06\x12\x0b\n\x03src\x18\x03 \x01(\x0c\x12\x0b\n\x03\x64st\x18\x04 \x01(\x0c\x12\x13\n\x0b\x66irst_layer\x18\x05 \x01(\r\x12\x11\n\tend_layer\x18\x06 \x01(\r\x12\x13\n\x0bskip_tokens\x18\x07 \x01(\r\x12\x0e\n\x06stream\x18\x08 \x01(\x06\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x16\n\ttimeout_s\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bwith_digest\x18\x0b \x01(\x08\x42\x0c\n\n_timeout_s"2\n\x0e\x44igestOwnPages\x12\x11\n\toperation\x18\x01 \x01(\x04\x12\r\n\x05pages\x18\x02 \x01(\x0c"=\n\x0bUnpackPages\x12\x11\n\toperation\x18\x01 \x01(\x04\x12\x0c\n\x04peer\x18\x02 \x01(\x06\x12\r\n\x05pages\x18\x03 \x01(\x0c"%\n\x07UsePath\x12\x0c\n\x04peer\x18\x01 \x01(\x06\x12\x0c\n\x04path\x18\x02 \x01(\t"8\n\x08HostCopy\x12\r\n\x05pages\x18\x01 \x01(\x0c\x12\r\n\x05slots\x18\x02 \x01(\x0c\x12\x0e\n\x06number\x18\x03 \x01(\x04"(\n\tKeepPages\x12\x0e\n\x06places\x18\x01 \x01(\x0c\x12\x0b\n\x03ids\x18\x02 \x01(\x0c"7\n\tLoadPages\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\r\n\x05pages\x18\x03 \x01(\x0c"z\n\nRankAnswer\x12\x19\n\x0f\x65ngine_metadata\x18\x01 \x01(\x0cH\x00\x12\x13\n\tis_loaded\x18\x02 \x01(\x08H\x00\x12\x18\n\x0eis_writer_gone\x18\x04 \x01(\x08H\x00\x12\x12\n\x08is_saved\x18\x05 \x01(\x08H\x00\x42\x08\n\x06\x61nswerJ\x04\x08\x03\x10\x04"\xce\x01\n\tRankEvent\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x11\n\x07link_up\x18\x02 \x01(\x06H\x00\x12(\n\tlink_down\x18\x03 \x01(\x0b\x32\x13.diptych.v1.LinkEndH\x00\x12\x32\n\x0eoperation_done\x18\x04 \x01(\x0b\x32\x18.diptych.v1.OperationEndH\x00\x12\x12\n\x08restored\x18\x05 \x01(\x04H\x00\x12%\n\x06loaded\x18\x06 \x01(\x0b\x32\x13.diptych.v1.LoadEndH\x00\x42\x07\n\x05\x65vent"`\n\x07TaskEnd\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04task\x18\x02 \x01(\x04\x12\x13\n\x0bgrpc_status\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t"\'\n\x07LinkEnd\x12\x0c\n\x04peer\x18\x01 \x01(\x06\x12\x0e\n\x06reason\x18\x02 \x01(\t"J\n\x07LoadEnd\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07missing\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63orrupt\x18\x04 \x01(\r"P\n\x0cOperationEnd\x12\x11\n\toperation\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x13\n\x06\x64igest\x18\x03 \x01(\x06H\x00\x88\x01\x01\x42\t\n\x07_digest"6\n\x14RankedEngineMetadata\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05ranks\x18\x02 \x03(\x0c\x32\x45\n\tNodeGroup\x12\x38\n\x04Join\x12\x14.diptych.v1.NodeSays\x1a\x16.diptych.v1.LeaderSays(\x01\x30\x01\x62\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64iptych/v1/rank.proto\x12\ndiptych.v1\x1a\x16\x64iptych/v1/admin.proto\"\x81\x01\n\x08NodeSays\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.diptych.v1.NodeHelloH\x00\x12\x0e\n\x04\x62\x65\x61t\x18\x02 \x01(\x08H\x00\x12\x0e\n\x04\x64ied\x18\x03 \x01(\tH\x00\x12\x11\n\x07leaving\x18\x04 \x01(\x08H\x00\x12\x12\n\nis_stopped\x18\x05 \x01(\x08\x42\x06\n\x04said\"\xed\x01\n\tNodeHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\r\x12\x11\n\tnum_nodes\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\x06\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0b\n\x03pod\x18\x06 \x01(\t\x12\x0f\n\x07version\x18\x07 \x01(\t\x12\r\n\x05model\x18\x08 \x01(\t\x12\x33\n\x07options\x18\t \x03(\x0b\x32\".diptych.v1.NodeHello.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x82\x01\n\nLeaderSays\x12\x0e\n\x04\x62\x65\x61t\x18\x01 \x01(\x08H\x00\x12\'\n\x05start\x18\x02 \x01(\x0b\x32\x16.diptych.v1.GroupStartH\x00\x12\x13\n\tis_loaded\x18\x03 \x01(\x08H\x00\x12\x0e\n\x04stop\x18\x04 \x01(\x08H\x00\x12\x0e\n\x04\x64ied\x18\x05 \x01(\tH\x00\x42\x06\n\x04said\"U\n\nGroupStart\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x0c\n\x04host\x18\x02 \x01(\t\x12$\n\x05\x64oors\x18\x03 \x01(\x0b\x32\x15.diptych.v1.RankDoors\"w\n\tRankDoors\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12/\n\x05ports\x18\x02 \x03(\x0b\x32 .diptych.v1.RankDoors.PortsEntry\x1a,\n\nPortsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"5\n\x07Meeting\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x0e\n\x06secret\x18\x03 \x01(\x0c\"\xb7\x07\n\tRankEntry\x12 \n\x04step\x18\x01 \x01(\x0b\x32\x10.diptych.v1.StepH\x00\x12*\n\x07\x63onnect\x18\x02 \x01(\x0b\x32\x17.diptych.v1.ConnectPeerH\x00\x12\x14\n\ndisconnect\x18\x03 \x01(\x06H\x00\x12%\n\x04\x63opy\x18\x04 \x01(\x0b\x32\x15.diptych.v1.CopyPagesH\x00\x12\x18\n\x0eis_writer_gone\x18\x06 \x01(\x06H\x00\x12\x12\n\x08shutdown\x18\x07 \x01(\x08H\x00\x12$\n\x04save\x18\x08 \x01(\x0b\x32\x14.diptych.v1.HostCopyH\x00\x12\'\n\x07restore\x18\t \x01(\x0b\x32\x14.diptych.v1.HostCopyH\x00\x12\x32\n\x0c\x64igest_pages\x18\n \x01(\x0b\x32\x1a.diptych.v1.DigestOwnPagesH\x00\x12\'\n\x08use_path\x18\x0b \x01(\x0b\x32\x13.diptych.v1.UsePathH\x00\x12\x14\n\nfill_probe\x18\x0c \x01(\x06H\x00\x12)\n\x06unpack\x18\r \x01(\x0b\x32\x17.diptych.v1.UnpackPagesH\x00\x12\x16\n\x0c\x66inish_saves\x18\x0e \x01(\x08H\x00\x12&\n\x05\x64raft\x18\x0f \x01(\x0b\x32\x15.diptych.v1.DraftStepH\x00\x12\'\n\x07prepare\x18\x10 \x01(\x0b\x32\x14.diptych.v1.RankTaskH\x00\x12\x10\n\x06\x66orget\x18\x11 \x01(\x04H\x00\x12\x31\n\rplace_adapter\x18\x12 \x01(\x0b\x32\x18.diptych.v1.PlaceAdapterH\x00\x12\x18\n\x0eremove_adapter\x18\x13 \x01(\rH\x00\x12\x18\n\x0eswitch_weights\x18\x14 \x01(\x08H\x00\x12\x15\n\x0bswitch_back\x18\x15 \x01(\x08H\x00\x12\x16\n\x0c\x64rop_weights\x18\x16 \x01(\x08H\x00\x12\x19\n\x0frelease_weights\x18\x17 \x01(\x08H\x00\x12(\n\x07put_row\x18\x18 \x01(\x0b\x32\x15.diptych.v1.HiddenRowH\x00\x12\x14\n\nopen_files\x18\x19 \x01(\rH\x00\x12%\n\x04keep\x18\x1a \x01(\x0b\x32\x15.diptych.v1.KeepPagesH\x00\x12%\n\x04load\x18\x1b \x01(\x0b\x32\x15.diptych.v1.LoadPagesH\x00\x12\x16\n\x0c\x66orget_pages\x18\x1c \x01(\x0cH\x00\x12#\n\x04meet\x18\x1d \x01(\x0b\x32\x13.diptych.v1.MeetingH\x00\x42\x07\n\x05\x65ntryJ\x04\x08\x05\x10\x06\"&\n\tHiddenRow\x12\x0c\n\x04slot\x18\x01 \x01(\x03\x12\x0b\n\x03row\x18\x02 \x01(\x0c\"\xfa\x01\n\x08RankTask\x12\x0c\n\x04task\x18\x01 \x01(\x04\x12\x11\n\x07\x61\x64\x61pter\x18\x02 \x01(\tH\x00\x12\x31\n\x0cload_weights\x18\x03 \x01(\x0b\x32\x19.diptych.v1.WeightsChangeH\x00\x12\x34\n\x0freplace_weights\x18\x04 \x01(\x0b\x32\x19.diptych.v1.WeightsChangeH\x00\x12+\n\njoin_group\x18\x05 \x01(\x0b\x32\x15.diptych.v1.JoinGroupH\x00\x12\x15\n\x0bleave_group\x18\x06 \x01(\tH\x00\x12\x18\n\x0esettle_weights\x18\x07 \x01(\x08H\x00\x42\x06\n\x04work\"*\n\x0cPlaceAdapter\x12\x0c\n\x04task\x18\x01 \x01(\x04\x12\x0c\n\x04slot\x18\x02 \x01(\r\"\x9d\x03\n\x04Step\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\x11\n\tinput_ids\x18\x02 \x01(\x0c\x12\x11\n\tpositions\x18\x03 \x01(\x0c\x12\x11\n\tout_slots\x18\x04 \x01(\x0c\x12\x12\n\npage_table\x18\x05 \x01(\x0c\x12\x10\n\x08seq_lens\x18\x06 \x01(\x0c\x12\x13\n\x0b\x65xtend_lens\x18\x07 \x01(\x0c\x12\x13\n\x0bprompt_rows\x18\t \x01(\x0c\x12\x13\n\x0bnum_sampled\x18\n \x01(\x0c\x12&\n\x06states\x18\x0b \x01(\x0b\x32\x16.diptych.v1.StateMoves\x12)\n\x07windows\x18\x0c \x01(\x0b\x32\x18.diptych.v1.WindowGroups\x12\x15\n\ris_unfollowed\x18\r \x01(\x08\x12\x15\n\x08\x61\x64\x61pters\x18\x0e \x01(\x0cH\x00\x88\x01\x01\x12\x1b\n\x0erope_positions\x18\x0f \x01(\x0cH\x01\x88\x01\x01\x12%\n\x06images\x18\x10 \x03(\x0b\x32\x15.diptych.v1.ImageRowsB\x0b\n\t_adaptersB\x11\n\x0f_rope_positionsJ\x04\x08\x08\x10\t\"t\n\tImageRows\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06height\x18\x02 \x01(\r\x12\r\n\x05width\x18\x03 \x01(\r\x12\x0b\n\x03rgb\x18\x04 \x01(\x0c\x12\r\n\x05\x66irst\x18\x05 \x01(\r\x12\x10\n\x08num_rows\x18\x06 \x01(\r\x12\r\n\x05token\x18\x07 \x01(\r\"\x96\x01\n\tDraftStep\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x11\n\tpositions\x18\x02 \x01(\x0c\x12\x12\n\npage_table\x18\x03 \x01(\x0c\x12\x12\n\nnum_drafts\x18\x04 \x01(\x0c\x12\x11\n\tpage_size\x18\x05 \x01(\r\x12(\n\x06missed\x18\x06 \x03(\x0b\x32\x18.diptych.v1.MissedTokens\"Q\n\x0cMissedTokens\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x12\n\nshared_len\x18\x04 \x01(\r\"J\n\x0cWindowGroups\x12\x12\n\nnum_groups\x18\x01 \x01(\r\x12\x13\n\x0bpage_tables\x18\x02 \x01(\x0c\x12\x11\n\tout_slots\x18\x03 \x01(\x0c\"\x9b\x01\n\nStateMoves\x12\r\n\x05slots\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63leared\x18\x02 \x01(\x0c\x12\x12\n\nread_slots\x18\x03 \x01(\x0c\x12\x12\n\nread_pages\x18\x04 \x01(\x0c\x12\x15\n\rwritten_slots\x18\x05 \x01(\x0c\x12\x15\n\rwritten_pages\x18\x06 \x01(\x0c\x12\x17\n\x0fpages_per_state\x18\x07 \x01(\r\"-\n\x0b\x43onnectPeer\x12\x0c\n\x04peer\x18\x01 \x01(\x06\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\"\xe0\x01\n\tCopyPages\x12\x11\n\toperation\x18\x01 \x01(\x04\x12\x0c\n\x04peer\x18\x02 \x01(\x06\x12\x0b\n\x03src\x18\x03 \x01(\x0c\x12\x0b\n\x03\x64st\x18\x04 \x01(\x0c\x12\x13\n\x0b\x66irst_layer\x18\x05 \x01(\r\x12\x11\n\tend_layer\x18\x06 \x01(\r\x12\x13\n\x0bskip_tokens\x18\x07 \x01(\r\x12\x0e\n\x06stream\x18\x08 \x01(\x06\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x16\n\ttimeout_s\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bwith_digest\x18\x0b \x01(\x08\x42\x0c\n\n_timeout_s\"2\n\x0e\x44igestOwnPages\x12\x11\n\toperation\x18\x01 \x01(\x04\x12\r\n\x05pages\x18\x02 \x01(\x0c\"=\n\x0bUnpackPages\x12\x11\n\toperation\x18\x01 \x01(\x04\x12\x0c\n\x04peer\x18\x02 \x01(\x06\x12\r\n\x05pages\x18\x03 \x01(\x0c\"%\n\x07UsePath\x12\x0c\n\x04peer\x18\x01 \x01(\x06\x12\x0c\n\x04path\x18\x02 \x01(\t\"8\n\x08HostCopy\x12\r\n\x05pages\x18\x01 \x01(\x0c\x12\r\n\x05slots\x18\x02 \x01(\x0c\x12\x0e\n\x06number\x18\x03 \x01(\x04\"(\n\tKeepPages\x12\x0e\n\x06places\x18\x01 \x01(\x0c\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\"7\n\tLoadPages\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\r\n\x05pages\x18\x03 \x01(\x0c\"z\n\nRankAnswer\x12\x19\n\x0f\x65ngine_metadata\x18\x01 \x01(\x0cH\x00\x12\x13\n\tis_loaded\x18\x02 \x01(\x08H\x00\x12\x18\n\x0eis_writer_gone\x18\x04 \x01(\x08H\x00\x12\x12\n\x08is_saved\x18\x05 \x01(\x08H\x00\x42\x08\n\x06\x61nswerJ\x04\x08\x03\x10\x04\"\xce\x01\n\tRankEvent\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x11\n\x07link_up\x18\x02 \x01(\x06H\x00\x12(\n\tlink_down\x18\x03 \x01(\x0b\x32\x13.diptych.v1.LinkEndH\x00\x12\x32\n\x0eoperation_done\x18\x04 \x01(\x0b\x32\x18.diptych.v1.OperationEndH\x00\x12\x12\n\x08restored\x18\x05 \x01(\x04H\x00\x12%\n\x06loaded\x18\x06 \x01(\x0b\x32\x13.diptych.v1.LoadEndH\x00\x42\x07\n\x05\x65vent\"`\n\x07TaskEnd\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04task\x18\x02 \x01(\x04\x12\x13\n\x0bgrpc_status\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\"\'\n\x07LinkEnd\x12\x0c\n\x04peer\x18\x01 \x01(\x06\x12\x0e\n\x06reason\x18\x02 \x01(\t\"J\n\x07LoadEnd\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07missing\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63orrupt\x18\x04 \x01(\r\"P\n\x0cOperationEnd\x12\x11\n\toperation\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x13\n\x06\x64igest\x18\x03 \x01(\x06H\x00\x88\x01\x01\x42\t\n\x07_digest\"6\n\x14RankedEngineMetadata\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05ranks\x18\x02 \x03(\x0c\x32\x45\n\tNodeGroup\x12\x38\n\x04Join\x12\x14.diptych.v1.NodeSays\x1a\x16.diptych.v1.LeaderSays(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "diptych.v1.rank_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diptych.v1.rank_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_NODEHELLO_OPTIONSENTRY"]._loaded_options = None
-    _globals["_NODEHELLO_OPTIONSENTRY"]._serialized_options = b"8\001"
-    _globals["_RANKDOORS_PORTSENTRY"]._loaded_options = None
-    _globals["_RANKDOORS_PORTSENTRY"]._serialized_options = b"8\001"
-    _globals["_NODESAYS"]._serialized_start = 62
-    _globals["_NODESAYS"]._serialized_end = 191
-    _globals["_NODEHELLO"]._serialized_start = 194
-    _globals["_NODEHELLO"]._serialized_end = 431
-    _globals["_NODEHELLO_OPTIONSENTRY"]._serialized_start = 385
-    _globals["_NODEHELLO_OPTIONSENTRY"]._serialized_end = 431
-    _globals["_LEADERSAYS"]._serialized_start = 434
-    _globals["_LEADERSAYS"]._serialized_end = 564
-    _globals["_GROUPSTART"]._serialized_start = 566
-    _globals["_GROUPSTART"]._serialized_end = 651
-    _globals["_RANKDOORS"]._serialized_start = 653
-    _globals["_RANKDOORS"]._serialized_end = 772
-    _globals["_RANKDOORS_PORTSENTRY"]._serialized_start = 728
-    _globals["_RANKDOORS_PORTSENTRY"]._serialized_end = 772
-    _globals["_MEETING"]._serialized_start = 774
-    _globals["_MEETING"]._serialized_end = 827
-    _globals["_RANKENTRY"]._serialized_start = 830
-    _globals["_RANKENTRY"]._serialized_end = 1781
-    _globals["_HIDDENROW"]._serialized_start = 1783
-    _globals["_HIDDENROW"]._serialized_end = 1821
-    _globals["_RANKTASK"]._serialized_start = 1824
-    _globals["_RANKTASK"]._serialized_end = 2074
-    _globals["_PLACEADAPTER"]._serialized_start = 2076
-    _globals["_PLACEADAPTER"]._serialized_end = 2118
-    _globals["_STEP"]._serialized_start = 2121
-    _globals["_STEP"]._serialized_end = 2534
-    _globals["_IMAGEROWS"]._serialized_start = 2536
-    _globals["_IMAGEROWS"]._serialized_end = 2652
-    _globals["_DRAFTSTEP"]._serialized_start = 2655
-    _globals["_DRAFTSTEP"]._serialized_end = 2805
-    _globals["_MISSEDTOKENS"]._serialized_start = 2807
-    _globals["_MISSEDTOKENS"]._serialized_end = 2888
-    _globals["_WINDOWGROUPS"]._serialized_start = 2890
-    _globals["_WINDOWGROUPS"]._serialized_end = 2964
-    _globals["_STATEMOVES"]._serialized_start = 2967
-    _globals["_STATEMOVES"]._serialized_end = 3122
-    _globals["_CONNECTPEER"]._serialized_start = 3124
-    _globals["_CONNECTPEER"]._serialized_end = 3169
-    _globals["_COPYPAGES"]._serialized_start = 3172
-    _globals["_COPYPAGES"]._serialized_end = 3396
-    _globals["_DIGESTOWNPAGES"]._serialized_start = 3398
-    _globals["_DIGESTOWNPAGES"]._serialized_end = 3448
-    _globals["_UNPACKPAGES"]._serialized_start = 3450
-    _globals["_UNPACKPAGES"]._serialized_end = 3511
-    _globals["_USEPATH"]._serialized_start = 3513
-    _globals["_USEPATH"]._serialized_end = 3550
-    _globals["_HOSTCOPY"]._serialized_start = 3552
-    _globals["_HOSTCOPY"]._serialized_end = 3608
-    _globals["_KEEPPAGES"]._serialized_start = 3610
-    _globals["_KEEPPAGES"]._serialized_end = 3650
-    _globals["_LOADPAGES"]._serialized_start = 3652
-    _globals["_LOADPAGES"]._serialized_end = 3707
-    _globals["_RANKANSWER"]._serialized_start = 3709
-    _globals["_RANKANSWER"]._serialized_end = 3831
-    _globals["_RANKEVENT"]._serialized_start = 3834
-    _globals["_RANKEVENT"]._serialized_end = 4040
-    _globals["_TASKEND"]._serialized_start = 4042
-    _globals["_TASKEND"]._serialized_end = 4138
-    _globals["_LINKEND"]._serialized_start = 4140
-    _globals["_LINKEND"]._serialized_end = 4179
-    _globals["_LOADEND"]._serialized_start = 4181
-    _globals["_LOADEND"]._serialized_end = 4255
-    _globals["_OPERATIONEND"]._serialized_start = 4257
-    _globals["_OPERATIONEND"]._serialized_end = 4337
-    _globals["_RANKEDENGINEMETADATA"]._serialized_start = 4339
-    _globals["_RANKEDENGINEMETADATA"]._serialized_end = 4393
-    _globals["_NODEGROUP"]._serialized_start = 4395
-    _globals["_NODEGROUP"]._serialized_end = 4464
+  DESCRIPTOR._loaded_options = None
+  _globals['_NODEHELLO_OPTIONSENTRY']._loaded_options = None
+  _globals['_NODEHELLO_OPTIONSENTRY']._serialized_options = b'8\001'
+  _globals['_RANKDOORS_PORTSENTRY']._loaded_options = None
+  _globals['_RANKDOORS_PORTSENTRY']._serialized_options = b'8\001'
+  _globals['_NODESAYS']._serialized_start=62
+  _globals['_NODESAYS']._serialized_end=191
+  _globals['_NODEHELLO']._serialized_start=194
+  _globals['_NODEHELLO']._serialized_end=431
+  _globals['_NODEHELLO_OPTIONSENTRY']._serialized_start=385
+  _globals['_NODEHELLO_OPTIONSENTRY']._serialized_end=431
+  _globals['_LEADERSAYS']._serialized_start=434
+  _globals['_LEADERSAYS']._serialized_end=564
+  _globals['_GROUPSTART']._serialized_start=566
+  _globals['_GROUPSTART']._serialized_end=651
+  _globals['_RANKDOORS']._serialized_start=653
+  _globals['_RANKDOORS']._serialized_end=772
+  _globals['_RANKDOORS_PORTSENTRY']._serialized_start=728
+  _globals['_RANKDOORS_PORTSENTRY']._serialized_end=772
+  _globals['_MEETING']._serialized_start=774
+  _globals['_MEETING']._serialized_end=827
+  _globals['_RANKENTRY']._serialized_start=830
+  _globals['_RANKENTRY']._serialized_end=1781
+  _globals['_HIDDENROW']._serialized_start=1783
+  _globals['_HIDDENROW']._serialized_end=1821
+  _globals['_RANKTASK']._serialized_start=1824
+  _globals['_RANKTASK']._serialized_end=2074
+  _globals['_PLACEADAPTER']._serialized_start=2076
+  _globals['_PLACEADAPTER']._serialized_end=2118
+  _globals['_STEP']._serialized_start=2121
+  _globals['_STEP']._serialized_end=2534
+  _globals['_IMAGEROWS']._serialized_start=2536
+  _globals['_IMAGEROWS']._serialized_end=2652
+  _globals['_DRAFTSTEP']._serialized_start=2655
+  _globals['_DRAFTSTEP']._serialized_end=2805
+  _globals['_MISSEDTOKENS']._serialized_start=2807
+  _globals['_MISSEDTOKENS']._serialized_end=2888
+  _globals['_WINDOWGROUPS']._serialized_start=2890
+  _globals['_WINDOWGROUPS']._serialized_end=2964
+  _globals['_STATEMOVES']._serialized_start=2967
+  _globals['_STATEMOVES']._serialized_end=3122
+  _globals['_CONNECTPEER']._serialized_start=3124
+  _globals['_CONNECTPEER']._serialized_end=3169
+  _globals['_COPYPAGES']._serialized_start=3172
+  _globals['_COPYPAGES']._serialized_end=3396
+  _globals['_DIGESTOWNPAGES']._serialized_start=3398
+  _globals['_DIGESTOWNPAGES']._serialized_end=3448
+  _globals['_UNPACKPAGES']._serialized_start=3450
+  _globals['_UNPACKPAGES']._serialized_end=3511
+  _globals['_USEPATH']._serialized_start=3513
+  _globals['_USEPATH']._serialized_end=3550
+  _globals['_HOSTCOPY']._serialized_start=3552
+  _globals['_HOSTCOPY']._serialized_end=3608
+  _globals['_KEEPPAGES']._serialized_start=3610
+  _globals['_KEEPPAGES']._serialized_end=3650
+  _globals['_LOADPAGES']._serialized_start=3652
+  _globals['_LOADPAGES']._serialized_end=3707
+  _globals['_RANKANSWER']._serialized_start=3709
+  _globals['_RANKANSWER']._serialized_end=3831
+  _globals['_RANKEVENT']._serialized_start=3834
+  _globals['_RANKEVENT']._serialized_end=4040
+  _globals['_TASKEND']._serialized_start=4042
+  _globals['_TASKEND']._serialized_end=4138
+  _globals['_LINKEND']._serialized_start=4140
+  _globals['_LINKEND']._serialized_end=4179
+  _globals['_LOADEND']._serialized_start=4181
+  _globals['_LOADEND']._serialized_end=4255
+  _globals['_OPERATIONEND']._serialized_start=4257
+  _globals['_OPERATIONEND']._serialized_end=4337
+  _globals['_RANKEDENGINEMETADATA']._serialized_start=4339
+  _globals['_RANKEDENGINEMETADATA']._serialized_end=4393
+  _globals['_NODEGROUP']._serialized_start=4395
+  _globals['_NODEGROUP']._serialized_end=4464
 # @@protoc_insertion_point(module_scope)

@@ -19,14 +19,7 @@ class NodeSays(_message.Message):
     died: str
     leaving: bool
     is_stopped: bool
-    def __init__(
-        self,
-        hello: _Optional[_Union[NodeHello, _Mapping]] = ...,
-        beat: _Optional[bool] = ...,
-        died: _Optional[str] = ...,
-        leaving: _Optional[bool] = ...,
-        is_stopped: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, hello: _Optional[_Union[NodeHello, _Mapping]] = ..., beat: _Optional[bool] = ..., died: _Optional[str] = ..., leaving: _Optional[bool] = ..., is_stopped: _Optional[bool] = ...) -> None: ...
 
 class NodeHello(_message.Message):
     __slots__ = ("protocol", "node", "num_nodes", "epoch", "host", "pod", "version", "model", "options")
@@ -37,7 +30,6 @@ class NodeHello(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     NUM_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -56,18 +48,7 @@ class NodeHello(_message.Message):
     version: str
     model: str
     options: _containers.ScalarMap[str, str]
-    def __init__(
-        self,
-        protocol: _Optional[int] = ...,
-        node: _Optional[int] = ...,
-        num_nodes: _Optional[int] = ...,
-        epoch: _Optional[int] = ...,
-        host: _Optional[str] = ...,
-        pod: _Optional[str] = ...,
-        version: _Optional[str] = ...,
-        model: _Optional[str] = ...,
-        options: _Optional[_Mapping[str, str]] = ...,
-    ) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., node: _Optional[int] = ..., num_nodes: _Optional[int] = ..., epoch: _Optional[int] = ..., host: _Optional[str] = ..., pod: _Optional[str] = ..., version: _Optional[str] = ..., model: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class LeaderSays(_message.Message):
     __slots__ = ("beat", "start", "is_loaded", "stop", "died")
@@ -81,14 +62,7 @@ class LeaderSays(_message.Message):
     is_loaded: bool
     stop: bool
     died: str
-    def __init__(
-        self,
-        beat: _Optional[bool] = ...,
-        start: _Optional[_Union[GroupStart, _Mapping]] = ...,
-        is_loaded: _Optional[bool] = ...,
-        stop: _Optional[bool] = ...,
-        died: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, beat: _Optional[bool] = ..., start: _Optional[_Union[GroupStart, _Mapping]] = ..., is_loaded: _Optional[bool] = ..., stop: _Optional[bool] = ..., died: _Optional[str] = ...) -> None: ...
 
 class GroupStart(_message.Message):
     __slots__ = ("instance_id", "host", "doors")
@@ -98,12 +72,7 @@ class GroupStart(_message.Message):
     instance_id: int
     host: str
     doors: RankDoors
-    def __init__(
-        self,
-        instance_id: _Optional[int] = ...,
-        host: _Optional[str] = ...,
-        doors: _Optional[_Union[RankDoors, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, instance_id: _Optional[int] = ..., host: _Optional[str] = ..., doors: _Optional[_Union[RankDoors, _Mapping]] = ...) -> None: ...
 
 class RankDoors(_message.Message):
     __slots__ = ("key", "ports")
@@ -114,7 +83,6 @@ class RankDoors(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-
     KEY_FIELD_NUMBER: _ClassVar[int]
     PORTS_FIELD_NUMBER: _ClassVar[int]
     key: bytes
@@ -129,41 +97,10 @@ class Meeting(_message.Message):
     host: str
     port: int
     secret: bytes
-    def __init__(
-        self, host: _Optional[str] = ..., port: _Optional[int] = ..., secret: _Optional[bytes] = ...
-    ) -> None: ...
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class RankEntry(_message.Message):
-    __slots__ = (
-        "step",
-        "connect",
-        "disconnect",
-        "copy",
-        "is_writer_gone",
-        "shutdown",
-        "save",
-        "restore",
-        "digest_pages",
-        "use_path",
-        "fill_probe",
-        "unpack",
-        "finish_saves",
-        "draft",
-        "prepare",
-        "forget",
-        "place_adapter",
-        "remove_adapter",
-        "switch_weights",
-        "switch_back",
-        "drop_weights",
-        "release_weights",
-        "put_row",
-        "open_files",
-        "keep",
-        "load",
-        "forget_pages",
-        "meet",
-    )
+    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack", "finish_saves", "draft", "prepare", "forget", "place_adapter", "remove_adapter", "switch_weights", "switch_back", "drop_weights", "release_weights", "put_row", "open_files", "keep", "load", "forget_pages", "meet")
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     DISCONNECT_FIELD_NUMBER: _ClassVar[int]
@@ -220,37 +157,7 @@ class RankEntry(_message.Message):
     load: LoadPages
     forget_pages: bytes
     meet: Meeting
-    def __init__(
-        self,
-        step: _Optional[_Union[Step, _Mapping]] = ...,
-        connect: _Optional[_Union[ConnectPeer, _Mapping]] = ...,
-        disconnect: _Optional[int] = ...,
-        copy: _Optional[_Union[CopyPages, _Mapping]] = ...,
-        is_writer_gone: _Optional[int] = ...,
-        shutdown: _Optional[bool] = ...,
-        save: _Optional[_Union[HostCopy, _Mapping]] = ...,
-        restore: _Optional[_Union[HostCopy, _Mapping]] = ...,
-        digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ...,
-        use_path: _Optional[_Union[UsePath, _Mapping]] = ...,
-        fill_probe: _Optional[int] = ...,
-        unpack: _Optional[_Union[UnpackPages, _Mapping]] = ...,
-        finish_saves: _Optional[bool] = ...,
-        draft: _Optional[_Union[DraftStep, _Mapping]] = ...,
-        prepare: _Optional[_Union[RankTask, _Mapping]] = ...,
-        forget: _Optional[int] = ...,
-        place_adapter: _Optional[_Union[PlaceAdapter, _Mapping]] = ...,
-        remove_adapter: _Optional[int] = ...,
-        switch_weights: _Optional[bool] = ...,
-        switch_back: _Optional[bool] = ...,
-        drop_weights: _Optional[bool] = ...,
-        release_weights: _Optional[bool] = ...,
-        put_row: _Optional[_Union[HiddenRow, _Mapping]] = ...,
-        open_files: _Optional[int] = ...,
-        keep: _Optional[_Union[KeepPages, _Mapping]] = ...,
-        load: _Optional[_Union[LoadPages, _Mapping]] = ...,
-        forget_pages: _Optional[bytes] = ...,
-        meet: _Optional[_Union[Meeting, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ..., prepare: _Optional[_Union[RankTask, _Mapping]] = ..., forget: _Optional[int] = ..., place_adapter: _Optional[_Union[PlaceAdapter, _Mapping]] = ..., remove_adapter: _Optional[int] = ..., switch_weights: _Optional[bool] = ..., switch_back: _Optional[bool] = ..., drop_weights: _Optional[bool] = ..., release_weights: _Optional[bool] = ..., put_row: _Optional[_Union[HiddenRow, _Mapping]] = ..., open_files: _Optional[int] = ..., keep: _Optional[_Union[KeepPages, _Mapping]] = ..., load: _Optional[_Union[LoadPages, _Mapping]] = ..., forget_pages: _Optional[bytes] = ..., meet: _Optional[_Union[Meeting, _Mapping]] = ...) -> None: ...
 
 class HiddenRow(_message.Message):
     __slots__ = ("slot", "row")
@@ -276,16 +183,7 @@ class RankTask(_message.Message):
     join_group: _admin_pb2.JoinGroup
     leave_group: str
     settle_weights: bool
-    def __init__(
-        self,
-        task: _Optional[int] = ...,
-        adapter: _Optional[str] = ...,
-        load_weights: _Optional[_Union[_admin_pb2.WeightsChange, _Mapping]] = ...,
-        replace_weights: _Optional[_Union[_admin_pb2.WeightsChange, _Mapping]] = ...,
-        join_group: _Optional[_Union[_admin_pb2.JoinGroup, _Mapping]] = ...,
-        leave_group: _Optional[str] = ...,
-        settle_weights: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, task: _Optional[int] = ..., adapter: _Optional[str] = ..., load_weights: _Optional[_Union[_admin_pb2.WeightsChange, _Mapping]] = ..., replace_weights: _Optional[_Union[_admin_pb2.WeightsChange, _Mapping]] = ..., join_group: _Optional[_Union[_admin_pb2.JoinGroup, _Mapping]] = ..., leave_group: _Optional[str] = ..., settle_weights: _Optional[bool] = ...) -> None: ...
 
 class PlaceAdapter(_message.Message):
     __slots__ = ("task", "slot")
@@ -296,23 +194,7 @@ class PlaceAdapter(_message.Message):
     def __init__(self, task: _Optional[int] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = (
-        "mode",
-        "input_ids",
-        "positions",
-        "out_slots",
-        "page_table",
-        "seq_lens",
-        "extend_lens",
-        "prompt_rows",
-        "num_sampled",
-        "states",
-        "windows",
-        "is_unfollowed",
-        "adapters",
-        "rope_positions",
-        "images",
-    )
+    __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "prompt_rows", "num_sampled", "states", "windows", "is_unfollowed", "adapters", "rope_positions", "images")
     MODE_FIELD_NUMBER: _ClassVar[int]
     INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -343,24 +225,7 @@ class Step(_message.Message):
     adapters: bytes
     rope_positions: bytes
     images: _containers.RepeatedCompositeFieldContainer[ImageRows]
-    def __init__(
-        self,
-        mode: _Optional[str] = ...,
-        input_ids: _Optional[bytes] = ...,
-        positions: _Optional[bytes] = ...,
-        out_slots: _Optional[bytes] = ...,
-        page_table: _Optional[bytes] = ...,
-        seq_lens: _Optional[bytes] = ...,
-        extend_lens: _Optional[bytes] = ...,
-        prompt_rows: _Optional[bytes] = ...,
-        num_sampled: _Optional[bytes] = ...,
-        states: _Optional[_Union[StateMoves, _Mapping]] = ...,
-        windows: _Optional[_Union[WindowGroups, _Mapping]] = ...,
-        is_unfollowed: _Optional[bool] = ...,
-        adapters: _Optional[bytes] = ...,
-        rope_positions: _Optional[bytes] = ...,
-        images: _Optional[_Iterable[_Union[ImageRows, _Mapping]]] = ...,
-    ) -> None: ...
+    def __init__(self, mode: _Optional[str] = ..., input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., out_slots: _Optional[bytes] = ..., page_table: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., extend_lens: _Optional[bytes] = ..., prompt_rows: _Optional[bytes] = ..., num_sampled: _Optional[bytes] = ..., states: _Optional[_Union[StateMoves, _Mapping]] = ..., windows: _Optional[_Union[WindowGroups, _Mapping]] = ..., is_unfollowed: _Optional[bool] = ..., adapters: _Optional[bytes] = ..., rope_positions: _Optional[bytes] = ..., images: _Optional[_Iterable[_Union[ImageRows, _Mapping]]] = ...) -> None: ...
 
 class ImageRows(_message.Message):
     __slots__ = ("key", "height", "width", "rgb", "first", "num_rows", "token")
@@ -378,16 +243,7 @@ class ImageRows(_message.Message):
     first: int
     num_rows: int
     token: int
-    def __init__(
-        self,
-        key: _Optional[bytes] = ...,
-        height: _Optional[int] = ...,
-        width: _Optional[int] = ...,
-        rgb: _Optional[bytes] = ...,
-        first: _Optional[int] = ...,
-        num_rows: _Optional[int] = ...,
-        token: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, key: _Optional[bytes] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., rgb: _Optional[bytes] = ..., first: _Optional[int] = ..., num_rows: _Optional[int] = ..., token: _Optional[int] = ...) -> None: ...
 
 class DraftStep(_message.Message):
     __slots__ = ("token_ids", "positions", "page_table", "num_drafts", "page_size", "missed")
@@ -403,15 +259,7 @@ class DraftStep(_message.Message):
     num_drafts: bytes
     page_size: int
     missed: _containers.RepeatedCompositeFieldContainer[MissedTokens]
-    def __init__(
-        self,
-        token_ids: _Optional[bytes] = ...,
-        positions: _Optional[bytes] = ...,
-        page_table: _Optional[bytes] = ...,
-        num_drafts: _Optional[bytes] = ...,
-        page_size: _Optional[int] = ...,
-        missed: _Optional[_Iterable[_Union[MissedTokens, _Mapping]]] = ...,
-    ) -> None: ...
+    def __init__(self, token_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., page_table: _Optional[bytes] = ..., num_drafts: _Optional[bytes] = ..., page_size: _Optional[int] = ..., missed: _Optional[_Iterable[_Union[MissedTokens, _Mapping]]] = ...) -> None: ...
 
 class MissedTokens(_message.Message):
     __slots__ = ("row", "start", "token_ids", "shared_len")
@@ -423,13 +271,7 @@ class MissedTokens(_message.Message):
     start: int
     token_ids: bytes
     shared_len: int
-    def __init__(
-        self,
-        row: _Optional[int] = ...,
-        start: _Optional[int] = ...,
-        token_ids: _Optional[bytes] = ...,
-        shared_len: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, row: _Optional[int] = ..., start: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., shared_len: _Optional[int] = ...) -> None: ...
 
 class WindowGroups(_message.Message):
     __slots__ = ("num_groups", "page_tables", "out_slots")
@@ -439,9 +281,7 @@ class WindowGroups(_message.Message):
     num_groups: int
     page_tables: bytes
     out_slots: bytes
-    def __init__(
-        self, num_groups: _Optional[int] = ..., page_tables: _Optional[bytes] = ..., out_slots: _Optional[bytes] = ...
-    ) -> None: ...
+    def __init__(self, num_groups: _Optional[int] = ..., page_tables: _Optional[bytes] = ..., out_slots: _Optional[bytes] = ...) -> None: ...
 
 class StateMoves(_message.Message):
     __slots__ = ("slots", "cleared", "read_slots", "read_pages", "written_slots", "written_pages", "pages_per_state")
@@ -459,16 +299,7 @@ class StateMoves(_message.Message):
     written_slots: bytes
     written_pages: bytes
     pages_per_state: int
-    def __init__(
-        self,
-        slots: _Optional[bytes] = ...,
-        cleared: _Optional[bytes] = ...,
-        read_slots: _Optional[bytes] = ...,
-        read_pages: _Optional[bytes] = ...,
-        written_slots: _Optional[bytes] = ...,
-        written_pages: _Optional[bytes] = ...,
-        pages_per_state: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, slots: _Optional[bytes] = ..., cleared: _Optional[bytes] = ..., read_slots: _Optional[bytes] = ..., read_pages: _Optional[bytes] = ..., written_slots: _Optional[bytes] = ..., written_pages: _Optional[bytes] = ..., pages_per_state: _Optional[int] = ...) -> None: ...
 
 class ConnectPeer(_message.Message):
     __slots__ = ("peer", "metadata")
@@ -479,19 +310,7 @@ class ConnectPeer(_message.Message):
     def __init__(self, peer: _Optional[int] = ..., metadata: _Optional[bytes] = ...) -> None: ...
 
 class CopyPages(_message.Message):
-    __slots__ = (
-        "operation",
-        "peer",
-        "src",
-        "dst",
-        "first_layer",
-        "end_layer",
-        "skip_tokens",
-        "stream",
-        "priority",
-        "timeout_s",
-        "with_digest",
-    )
+    __slots__ = ("operation", "peer", "src", "dst", "first_layer", "end_layer", "skip_tokens", "stream", "priority", "timeout_s", "with_digest")
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     SRC_FIELD_NUMBER: _ClassVar[int]
@@ -514,20 +333,7 @@ class CopyPages(_message.Message):
     priority: int
     timeout_s: float
     with_digest: bool
-    def __init__(
-        self,
-        operation: _Optional[int] = ...,
-        peer: _Optional[int] = ...,
-        src: _Optional[bytes] = ...,
-        dst: _Optional[bytes] = ...,
-        first_layer: _Optional[int] = ...,
-        end_layer: _Optional[int] = ...,
-        skip_tokens: _Optional[int] = ...,
-        stream: _Optional[int] = ...,
-        priority: _Optional[int] = ...,
-        timeout_s: _Optional[float] = ...,
-        with_digest: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, operation: _Optional[int] = ..., peer: _Optional[int] = ..., src: _Optional[bytes] = ..., dst: _Optional[bytes] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., skip_tokens: _Optional[int] = ..., stream: _Optional[int] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., with_digest: _Optional[bool] = ...) -> None: ...
 
 class DigestOwnPages(_message.Message):
     __slots__ = ("operation", "pages")
@@ -545,9 +351,7 @@ class UnpackPages(_message.Message):
     operation: int
     peer: int
     pages: bytes
-    def __init__(
-        self, operation: _Optional[int] = ..., peer: _Optional[int] = ..., pages: _Optional[bytes] = ...
-    ) -> None: ...
+    def __init__(self, operation: _Optional[int] = ..., peer: _Optional[int] = ..., pages: _Optional[bytes] = ...) -> None: ...
 
 class UsePath(_message.Message):
     __slots__ = ("peer", "path")
@@ -565,9 +369,7 @@ class HostCopy(_message.Message):
     pages: bytes
     slots: bytes
     number: int
-    def __init__(
-        self, pages: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., number: _Optional[int] = ...
-    ) -> None: ...
+    def __init__(self, pages: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
 
 class KeepPages(_message.Message):
     __slots__ = ("places", "ids")
@@ -585,9 +387,7 @@ class LoadPages(_message.Message):
     number: int
     ids: bytes
     pages: bytes
-    def __init__(
-        self, number: _Optional[int] = ..., ids: _Optional[bytes] = ..., pages: _Optional[bytes] = ...
-    ) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., ids: _Optional[bytes] = ..., pages: _Optional[bytes] = ...) -> None: ...
 
 class RankAnswer(_message.Message):
     __slots__ = ("engine_metadata", "is_loaded", "is_writer_gone", "is_saved")
@@ -599,13 +399,7 @@ class RankAnswer(_message.Message):
     is_loaded: bool
     is_writer_gone: bool
     is_saved: bool
-    def __init__(
-        self,
-        engine_metadata: _Optional[bytes] = ...,
-        is_loaded: _Optional[bool] = ...,
-        is_writer_gone: _Optional[bool] = ...,
-        is_saved: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, engine_metadata: _Optional[bytes] = ..., is_loaded: _Optional[bool] = ..., is_writer_gone: _Optional[bool] = ..., is_saved: _Optional[bool] = ...) -> None: ...
 
 class RankEvent(_message.Message):
     __slots__ = ("rank", "link_up", "link_down", "operation_done", "restored", "loaded")
@@ -621,15 +415,7 @@ class RankEvent(_message.Message):
     operation_done: OperationEnd
     restored: int
     loaded: LoadEnd
-    def __init__(
-        self,
-        rank: _Optional[int] = ...,
-        link_up: _Optional[int] = ...,
-        link_down: _Optional[_Union[LinkEnd, _Mapping]] = ...,
-        operation_done: _Optional[_Union[OperationEnd, _Mapping]] = ...,
-        restored: _Optional[int] = ...,
-        loaded: _Optional[_Union[LoadEnd, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., link_up: _Optional[int] = ..., link_down: _Optional[_Union[LinkEnd, _Mapping]] = ..., operation_done: _Optional[_Union[OperationEnd, _Mapping]] = ..., restored: _Optional[int] = ..., loaded: _Optional[_Union[LoadEnd, _Mapping]] = ...) -> None: ...
 
 class TaskEnd(_message.Message):
     __slots__ = ("rank", "task", "grpc_status", "message", "fingerprint")
@@ -643,14 +429,7 @@ class TaskEnd(_message.Message):
     grpc_status: str
     message: str
     fingerprint: str
-    def __init__(
-        self,
-        rank: _Optional[int] = ...,
-        task: _Optional[int] = ...,
-        grpc_status: _Optional[str] = ...,
-        message: _Optional[str] = ...,
-        fingerprint: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., task: _Optional[int] = ..., grpc_status: _Optional[str] = ..., message: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class LinkEnd(_message.Message):
     __slots__ = ("peer", "reason")
@@ -670,13 +449,7 @@ class LoadEnd(_message.Message):
     error: str
     missing: bytes
     corrupt: int
-    def __init__(
-        self,
-        number: _Optional[int] = ...,
-        error: _Optional[str] = ...,
-        missing: _Optional[bytes] = ...,
-        corrupt: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., error: _Optional[str] = ..., missing: _Optional[bytes] = ..., corrupt: _Optional[int] = ...) -> None: ...
 
 class OperationEnd(_message.Message):
     __slots__ = ("operation", "error", "digest")
@@ -686,9 +459,7 @@ class OperationEnd(_message.Message):
     operation: int
     error: str
     digest: int
-    def __init__(
-        self, operation: _Optional[int] = ..., error: _Optional[str] = ..., digest: _Optional[int] = ...
-    ) -> None: ...
+    def __init__(self, operation: _Optional[int] = ..., error: _Optional[str] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class RankedEngineMetadata(_message.Message):
     __slots__ = ("version", "ranks")

@@ -4,15 +4,18 @@
 # source: diptych/v1/transfer.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "diptych/v1/transfer.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'diptych/v1/transfer.proto'
 )
 # @@protoc_insertion_point(imports)
 
@@ -24,55 +27,53 @@ from diptych.v1 import inference_pb2 as diptych_dot_v1_dot_inference__pb2
 from diptych.v1 import worker_pb2 as diptych_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x19\x64iptych/v1/transfer.proto\x12\ndiptych.v1\x1a\x1a\x64iptych/v1/bootstrap.proto\x1a\x1a\x64iptych/v1/inference.proto\x1a\x17\x64iptych/v1/worker.proto"\xfa\x05\n\x0cTransferNote\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06sender\x18\x02 \x01(\x06\x12\x0e\n\x06target\x18\x03 \x01(\x06\x12\x0c\n\x04room\x18\x04 \x01(\x06\x12-\n\x0bpages_ready\x18\x05 \x01(\x0b\x32\x16.diptych.v1.PagesReadyH\x00\x12\'\n\x08hand_off\x18\x06 \x01(\x0b\x32\x13.diptych.v1.HandOffH\x00\x12\x1e\n\x03\x61\x63k\x18\x07 \x01(\x0b\x32\x0f.diptych.v1.AckH\x00\x12"\n\x05\x61\x62ort\x18\x08 \x01(\x0b\x32\x11.diptych.v1.AbortH\x00\x12)\n\tabort_ack\x18\t \x01(\x0b\x32\x14.diptych.v1.AbortAckH\x00\x12)\n\tprobe_ask\x18\n \x01(\x0b\x32\x14.diptych.v1.ProbeAskH\x00\x12-\n\x0bprobe_offer\x18\x0b \x01(\x0b\x32\x16.diptych.v1.ProbeOfferH\x00\x12-\n\x0bprobe_check\x18\x0c \x01(\x0b\x32\x16.diptych.v1.ProbeCheckH\x00\x12-\n\x0bprobe_found\x18\r \x01(\x0b\x32\x16.diptych.v1.ProbeFoundH\x00\x12)\n\tprobe_end\x18\x0e \x01(\x0b\x32\x14.diptych.v1.ProbeEndH\x00\x12\x33\n\x0eprobe_greeting\x18\x0f \x01(\x0b\x32\x19.diptych.v1.ProbeGreetingH\x00\x12 \n\x04pull\x18\x10 \x01(\x0b\x32\x10.diptych.v1.PullH\x00\x12$\n\x06pulled\x18\x11 \x01(\x0b\x32\x12.diptych.v1.PulledH\x00\x12)\n\tstop_pull\x18\x12 \x01(\x0b\x32\x14.diptych.v1.StopPullH\x00\x12"\n\x05offer\x18\x13 \x01(\x0b\x32\x11.diptych.v1.OfferH\x00\x12-\n\x0boffer_ended\x18\x14 \x01(\x0b\x32\x16.diptych.v1.OfferEndedH\x00\x42\x06\n\x04\x62ody"\x8e\x01\n\nPagesReady\x12\r\n\x05pages\x18\x01 \x03(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\r\x12\x19\n\x11\x63\x61\x63hed_prefix_len\x18\x03 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x11\n\tpage_size\x18\x06 \x01(\r\x12\x13\n\x0bprompt_hash\x18\x05 \x01(\x06"\xca\x01\n\x07HandOff\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\r\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12\x11\n\tnum_pages\x18\x03 \x01(\r\x12\x13\n\x0bgenerations\x18\x05 \x03(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\'\n\x06groups\x18\x07 \x03(\x0b\x32\x17.diptych.v1.HandedGroup\x12\x0b\n\x03row\x18\x08 \x01(\x0cJ\x04\x08\x04\x10\x05"\xc4\x01\n\x0bHandedGroup\x12*\n\x04kind\x18\x01 \x01(\x0e\x32\x1c.diptych.v1.HandedGroup.Kind\x12\x13\n\x0b\x66irst_token\x18\x02 \x01(\r\x12\x11\n\tend_token\x18\x03 \x01(\r\x12\x11\n\tnum_pages\x18\x04 \x01(\r"N\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_TOKENS\x10\x01\x12\x0f\n\x0bKIND_WINDOW\x10\x02\x12\x0e\n\nKIND_STATE\x10\x03"\x05\n\x03\x41\x63k"-\n\x05\x41\x62ort\x12$\n\x06reason\x18\x01 \x01(\x0b\x32\x14.diptych.v1.LegError"\n\n\x08\x41\x62ortAck"\x94\x01\n\x04Pull\x12\n\n\x02kv\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\x0c\x12\x0e\n\x06tokens\x18\x03 \x01(\x0c\x12\x13\n\x0b\x66irst_token\x18\x04 \x01(\r\x12\x11\n\tpage_size\x18\x05 \x01(\r\x12\r\n\x05pages\x18\x06 \x03(\r\x12\x13\n\x0bgenerations\x18\x07 \x03(\r\x12\x11\n\ttimeout_s\x18\x08 \x01(\x01"A\n\x06Pulled\x12\x11\n\tnum_pages\x18\x01 \x01(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\r\x12\x0f\n\x07refusal\x18\x03 \x01(\t"\n\n\x08StopPull"}\n\x05Offer\x12\n\n\x02kv\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\x0c\x12\x0e\n\x06tokens\x18\x03 \x01(\x0c\x12\x11\n\tpage_size\x18\x04 \x01(\r\x12\x0e\n\x06idle_s\x18\x05 \x01(\x01\x12\x10\n\x08num_uses\x18\x06 \x01(\r\x12\x10\n\x08within_s\x18\x07 \x01(\x01"\xd6\x01\n\nOfferEnded\x12/\n\x07outcome\x18\x01 \x01(\x0e\x32\x1e.diptych.v1.OfferEnded.Outcome\x12\x11\n\tnum_pages\x18\x02 \x01(\r"\x83\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x11\n\rOUTCOME_TAKEN\x10\x01\x12\x11\n\rOUTCOME_KNOWN\x10\x02\x12\x10\n\x0cOUTCOME_FULL\x10\x03\x12\x13\n\x0fOUTCOME_REFUSED\x10\x04\x12\x12\n\x0eOUTCOME_FAILED\x10\x05"*\n\rProbeGreeting\x12\x0b\n\x03out\x18\x01 \x01(\x08\x12\x0c\n\x04into\x18\x02 \x01(\x08"\n\n\x08ProbeAsk".\n\nProbeOffer\x12\r\n\x05pages\x18\x01 \x03(\r\x12\x11\n\tpage_size\x18\x02 \x01(\r"\x0c\n\nProbeCheck"\x1c\n\nProbeFound\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x06"=\n\x08ProbeEnd\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x02 \x01(\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t"\xb8\x02\n\x0e\x45ngineMetadata\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x16\n\x0eworker_address\x18\x02 \x01(\x0c\x12\x10\n\x08pool_key\x18\x03 \x01(\x0c\x12\x11\n\tpool_base\x18\x04 \x01(\x06\x12$\n\x06layout\x18\x05 \x01(\x0b\x32\x14.diptych.v1.KvLayout\x12\x15\n\rprocess_scope\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\x12\x17\n\x0fprocess_started\x18\x08 \x01(\x04\x12\x13\n\x0bucx_version\x18\t \x01(\t\x12\x13\n\x0b\x64\x65vice_kind\x18\n \x01(\t\x12\x15\n\rdevice_handle\x18\x0b \x01(\x0c\x12\x0f\n\x07\x62\x61\x63kend\x18\x0c \x01(\t\x12\x10\n\x08link_key\x18\r \x01(\x0c\x12\x11\n\taddresses\x18\x0e \x03(\x0c\x62\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64iptych/v1/transfer.proto\x12\ndiptych.v1\x1a\x1a\x64iptych/v1/bootstrap.proto\x1a\x1a\x64iptych/v1/inference.proto\x1a\x17\x64iptych/v1/worker.proto\"\xfa\x05\n\x0cTransferNote\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06sender\x18\x02 \x01(\x06\x12\x0e\n\x06target\x18\x03 \x01(\x06\x12\x0c\n\x04room\x18\x04 \x01(\x06\x12-\n\x0bpages_ready\x18\x05 \x01(\x0b\x32\x16.diptych.v1.PagesReadyH\x00\x12\'\n\x08hand_off\x18\x06 \x01(\x0b\x32\x13.diptych.v1.HandOffH\x00\x12\x1e\n\x03\x61\x63k\x18\x07 \x01(\x0b\x32\x0f.diptych.v1.AckH\x00\x12\"\n\x05\x61\x62ort\x18\x08 \x01(\x0b\x32\x11.diptych.v1.AbortH\x00\x12)\n\tabort_ack\x18\t \x01(\x0b\x32\x14.diptych.v1.AbortAckH\x00\x12)\n\tprobe_ask\x18\n \x01(\x0b\x32\x14.diptych.v1.ProbeAskH\x00\x12-\n\x0bprobe_offer\x18\x0b \x01(\x0b\x32\x16.diptych.v1.ProbeOfferH\x00\x12-\n\x0bprobe_check\x18\x0c \x01(\x0b\x32\x16.diptych.v1.ProbeCheckH\x00\x12-\n\x0bprobe_found\x18\r \x01(\x0b\x32\x16.diptych.v1.ProbeFoundH\x00\x12)\n\tprobe_end\x18\x0e \x01(\x0b\x32\x14.diptych.v1.ProbeEndH\x00\x12\x33\n\x0eprobe_greeting\x18\x0f \x01(\x0b\x32\x19.diptych.v1.ProbeGreetingH\x00\x12 \n\x04pull\x18\x10 \x01(\x0b\x32\x10.diptych.v1.PullH\x00\x12$\n\x06pulled\x18\x11 \x01(\x0b\x32\x12.diptych.v1.PulledH\x00\x12)\n\tstop_pull\x18\x12 \x01(\x0b\x32\x14.diptych.v1.StopPullH\x00\x12\"\n\x05offer\x18\x13 \x01(\x0b\x32\x11.diptych.v1.OfferH\x00\x12-\n\x0boffer_ended\x18\x14 \x01(\x0b\x32\x16.diptych.v1.OfferEndedH\x00\x42\x06\n\x04\x62ody\"\x8e\x01\n\nPagesReady\x12\r\n\x05pages\x18\x01 \x03(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\r\x12\x19\n\x11\x63\x61\x63hed_prefix_len\x18\x03 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x11\n\tpage_size\x18\x06 \x01(\r\x12\x13\n\x0bprompt_hash\x18\x05 \x01(\x06\"\xca\x01\n\x07HandOff\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\r\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12\x11\n\tnum_pages\x18\x03 \x01(\r\x12\x13\n\x0bgenerations\x18\x05 \x03(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\'\n\x06groups\x18\x07 \x03(\x0b\x32\x17.diptych.v1.HandedGroup\x12\x0b\n\x03row\x18\x08 \x01(\x0cJ\x04\x08\x04\x10\x05\"\xc4\x01\n\x0bHandedGroup\x12*\n\x04kind\x18\x01 \x01(\x0e\x32\x1c.diptych.v1.HandedGroup.Kind\x12\x13\n\x0b\x66irst_token\x18\x02 \x01(\r\x12\x11\n\tend_token\x18\x03 \x01(\r\x12\x11\n\tnum_pages\x18\x04 \x01(\r\"N\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_TOKENS\x10\x01\x12\x0f\n\x0bKIND_WINDOW\x10\x02\x12\x0e\n\nKIND_STATE\x10\x03\"\x05\n\x03\x41\x63k\"-\n\x05\x41\x62ort\x12$\n\x06reason\x18\x01 \x01(\x0b\x32\x14.diptych.v1.LegError\"\n\n\x08\x41\x62ortAck\"\x94\x01\n\x04Pull\x12\n\n\x02kv\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\x0c\x12\x0e\n\x06tokens\x18\x03 \x01(\x0c\x12\x13\n\x0b\x66irst_token\x18\x04 \x01(\r\x12\x11\n\tpage_size\x18\x05 \x01(\r\x12\r\n\x05pages\x18\x06 \x03(\r\x12\x13\n\x0bgenerations\x18\x07 \x03(\r\x12\x11\n\ttimeout_s\x18\x08 \x01(\x01\"A\n\x06Pulled\x12\x11\n\tnum_pages\x18\x01 \x01(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\r\x12\x0f\n\x07refusal\x18\x03 \x01(\t\"\n\n\x08StopPull\"}\n\x05Offer\x12\n\n\x02kv\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\x0c\x12\x0e\n\x06tokens\x18\x03 \x01(\x0c\x12\x11\n\tpage_size\x18\x04 \x01(\r\x12\x0e\n\x06idle_s\x18\x05 \x01(\x01\x12\x10\n\x08num_uses\x18\x06 \x01(\r\x12\x10\n\x08within_s\x18\x07 \x01(\x01\"\xd6\x01\n\nOfferEnded\x12/\n\x07outcome\x18\x01 \x01(\x0e\x32\x1e.diptych.v1.OfferEnded.Outcome\x12\x11\n\tnum_pages\x18\x02 \x01(\r\"\x83\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x11\n\rOUTCOME_TAKEN\x10\x01\x12\x11\n\rOUTCOME_KNOWN\x10\x02\x12\x10\n\x0cOUTCOME_FULL\x10\x03\x12\x13\n\x0fOUTCOME_REFUSED\x10\x04\x12\x12\n\x0eOUTCOME_FAILED\x10\x05\"*\n\rProbeGreeting\x12\x0b\n\x03out\x18\x01 \x01(\x08\x12\x0c\n\x04into\x18\x02 \x01(\x08\"\n\n\x08ProbeAsk\".\n\nProbeOffer\x12\r\n\x05pages\x18\x01 \x03(\r\x12\x11\n\tpage_size\x18\x02 \x01(\r\"\x0c\n\nProbeCheck\"\x1c\n\nProbeFound\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x06\"=\n\x08ProbeEnd\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x02 \x01(\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xb8\x02\n\x0e\x45ngineMetadata\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x16\n\x0eworker_address\x18\x02 \x01(\x0c\x12\x10\n\x08pool_key\x18\x03 \x01(\x0c\x12\x11\n\tpool_base\x18\x04 \x01(\x06\x12$\n\x06layout\x18\x05 \x01(\x0b\x32\x14.diptych.v1.KvLayout\x12\x15\n\rprocess_scope\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\x12\x17\n\x0fprocess_started\x18\x08 \x01(\x04\x12\x13\n\x0bucx_version\x18\t \x01(\t\x12\x13\n\x0b\x64\x65vice_kind\x18\n \x01(\t\x12\x15\n\rdevice_handle\x18\x0b \x01(\x0c\x12\x0f\n\x07\x62\x61\x63kend\x18\x0c \x01(\t\x12\x10\n\x08link_key\x18\r \x01(\x0c\x12\x11\n\taddresses\x18\x0e \x03(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "diptych.v1.transfer_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diptych.v1.transfer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_TRANSFERNOTE"]._serialized_start = 123
-    _globals["_TRANSFERNOTE"]._serialized_end = 885
-    _globals["_PAGESREADY"]._serialized_start = 888
-    _globals["_PAGESREADY"]._serialized_end = 1030
-    _globals["_HANDOFF"]._serialized_start = 1033
-    _globals["_HANDOFF"]._serialized_end = 1235
-    _globals["_HANDEDGROUP"]._serialized_start = 1238
-    _globals["_HANDEDGROUP"]._serialized_end = 1434
-    _globals["_HANDEDGROUP_KIND"]._serialized_start = 1356
-    _globals["_HANDEDGROUP_KIND"]._serialized_end = 1434
-    _globals["_ACK"]._serialized_start = 1436
-    _globals["_ACK"]._serialized_end = 1441
-    _globals["_ABORT"]._serialized_start = 1443
-    _globals["_ABORT"]._serialized_end = 1488
-    _globals["_ABORTACK"]._serialized_start = 1490
-    _globals["_ABORTACK"]._serialized_end = 1500
-    _globals["_PULL"]._serialized_start = 1503
-    _globals["_PULL"]._serialized_end = 1651
-    _globals["_PULLED"]._serialized_start = 1653
-    _globals["_PULLED"]._serialized_end = 1718
-    _globals["_STOPPULL"]._serialized_start = 1720
-    _globals["_STOPPULL"]._serialized_end = 1730
-    _globals["_OFFER"]._serialized_start = 1732
-    _globals["_OFFER"]._serialized_end = 1857
-    _globals["_OFFERENDED"]._serialized_start = 1860
-    _globals["_OFFERENDED"]._serialized_end = 2074
-    _globals["_OFFERENDED_OUTCOME"]._serialized_start = 1943
-    _globals["_OFFERENDED_OUTCOME"]._serialized_end = 2074
-    _globals["_PROBEGREETING"]._serialized_start = 2076
-    _globals["_PROBEGREETING"]._serialized_end = 2118
-    _globals["_PROBEASK"]._serialized_start = 2120
-    _globals["_PROBEASK"]._serialized_end = 2130
-    _globals["_PROBEOFFER"]._serialized_start = 2132
-    _globals["_PROBEOFFER"]._serialized_end = 2178
-    _globals["_PROBECHECK"]._serialized_start = 2180
-    _globals["_PROBECHECK"]._serialized_end = 2192
-    _globals["_PROBEFOUND"]._serialized_start = 2194
-    _globals["_PROBEFOUND"]._serialized_end = 2222
-    _globals["_PROBEEND"]._serialized_start = 2224
-    _globals["_PROBEEND"]._serialized_end = 2285
-    _globals["_ENGINEMETADATA"]._serialized_start = 2288
-    _globals["_ENGINEMETADATA"]._serialized_end = 2600
+  DESCRIPTOR._loaded_options = None
+  _globals['_TRANSFERNOTE']._serialized_start=123
+  _globals['_TRANSFERNOTE']._serialized_end=885
+  _globals['_PAGESREADY']._serialized_start=888
+  _globals['_PAGESREADY']._serialized_end=1030
+  _globals['_HANDOFF']._serialized_start=1033
+  _globals['_HANDOFF']._serialized_end=1235
+  _globals['_HANDEDGROUP']._serialized_start=1238
+  _globals['_HANDEDGROUP']._serialized_end=1434
+  _globals['_HANDEDGROUP_KIND']._serialized_start=1356
+  _globals['_HANDEDGROUP_KIND']._serialized_end=1434
+  _globals['_ACK']._serialized_start=1436
+  _globals['_ACK']._serialized_end=1441
+  _globals['_ABORT']._serialized_start=1443
+  _globals['_ABORT']._serialized_end=1488
+  _globals['_ABORTACK']._serialized_start=1490
+  _globals['_ABORTACK']._serialized_end=1500
+  _globals['_PULL']._serialized_start=1503
+  _globals['_PULL']._serialized_end=1651
+  _globals['_PULLED']._serialized_start=1653
+  _globals['_PULLED']._serialized_end=1718
+  _globals['_STOPPULL']._serialized_start=1720
+  _globals['_STOPPULL']._serialized_end=1730
+  _globals['_OFFER']._serialized_start=1732
+  _globals['_OFFER']._serialized_end=1857
+  _globals['_OFFERENDED']._serialized_start=1860
+  _globals['_OFFERENDED']._serialized_end=2074
+  _globals['_OFFERENDED_OUTCOME']._serialized_start=1943
+  _globals['_OFFERENDED_OUTCOME']._serialized_end=2074
+  _globals['_PROBEGREETING']._serialized_start=2076
+  _globals['_PROBEGREETING']._serialized_end=2118
+  _globals['_PROBEASK']._serialized_start=2120
+  _globals['_PROBEASK']._serialized_end=2130
+  _globals['_PROBEOFFER']._serialized_start=2132
+  _globals['_PROBEOFFER']._serialized_end=2178
+  _globals['_PROBECHECK']._serialized_start=2180
+  _globals['_PROBECHECK']._serialized_end=2192
+  _globals['_PROBEFOUND']._serialized_start=2194
+  _globals['_PROBEFOUND']._serialized_end=2222
+  _globals['_PROBEEND']._serialized_start=2224
+  _globals['_PROBEEND']._serialized_end=2285
+  _globals['_ENGINEMETADATA']._serialized_start=2288
+  _globals['_ENGINEMETADATA']._serialized_end=2600
 # @@protoc_insertion_point(module_scope)

@@ -11,28 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TransferNote(_message.Message):
-    __slots__ = (
-        "version",
-        "sender",
-        "target",
-        "room",
-        "pages_ready",
-        "hand_off",
-        "ack",
-        "abort",
-        "abort_ack",
-        "probe_ask",
-        "probe_offer",
-        "probe_check",
-        "probe_found",
-        "probe_end",
-        "probe_greeting",
-        "pull",
-        "pulled",
-        "stop_pull",
-        "offer",
-        "offer_ended",
-    )
+    __slots__ = ("version", "sender", "target", "room", "pages_ready", "hand_off", "ack", "abort", "abort_ack", "probe_ask", "probe_offer", "probe_check", "probe_found", "probe_end", "probe_greeting", "pull", "pulled", "stop_pull", "offer", "offer_ended")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -73,29 +52,7 @@ class TransferNote(_message.Message):
     stop_pull: StopPull
     offer: Offer
     offer_ended: OfferEnded
-    def __init__(
-        self,
-        version: _Optional[int] = ...,
-        sender: _Optional[int] = ...,
-        target: _Optional[int] = ...,
-        room: _Optional[int] = ...,
-        pages_ready: _Optional[_Union[PagesReady, _Mapping]] = ...,
-        hand_off: _Optional[_Union[HandOff, _Mapping]] = ...,
-        ack: _Optional[_Union[Ack, _Mapping]] = ...,
-        abort: _Optional[_Union[Abort, _Mapping]] = ...,
-        abort_ack: _Optional[_Union[AbortAck, _Mapping]] = ...,
-        probe_ask: _Optional[_Union[ProbeAsk, _Mapping]] = ...,
-        probe_offer: _Optional[_Union[ProbeOffer, _Mapping]] = ...,
-        probe_check: _Optional[_Union[ProbeCheck, _Mapping]] = ...,
-        probe_found: _Optional[_Union[ProbeFound, _Mapping]] = ...,
-        probe_end: _Optional[_Union[ProbeEnd, _Mapping]] = ...,
-        probe_greeting: _Optional[_Union[ProbeGreeting, _Mapping]] = ...,
-        pull: _Optional[_Union[Pull, _Mapping]] = ...,
-        pulled: _Optional[_Union[Pulled, _Mapping]] = ...,
-        stop_pull: _Optional[_Union[StopPull, _Mapping]] = ...,
-        offer: _Optional[_Union[Offer, _Mapping]] = ...,
-        offer_ended: _Optional[_Union[OfferEnded, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., sender: _Optional[int] = ..., target: _Optional[int] = ..., room: _Optional[int] = ..., pages_ready: _Optional[_Union[PagesReady, _Mapping]] = ..., hand_off: _Optional[_Union[HandOff, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., abort_ack: _Optional[_Union[AbortAck, _Mapping]] = ..., probe_ask: _Optional[_Union[ProbeAsk, _Mapping]] = ..., probe_offer: _Optional[_Union[ProbeOffer, _Mapping]] = ..., probe_check: _Optional[_Union[ProbeCheck, _Mapping]] = ..., probe_found: _Optional[_Union[ProbeFound, _Mapping]] = ..., probe_end: _Optional[_Union[ProbeEnd, _Mapping]] = ..., probe_greeting: _Optional[_Union[ProbeGreeting, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., pulled: _Optional[_Union[Pulled, _Mapping]] = ..., stop_pull: _Optional[_Union[StopPull, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., offer_ended: _Optional[_Union[OfferEnded, _Mapping]] = ...) -> None: ...
 
 class PagesReady(_message.Message):
     __slots__ = ("pages", "generations", "cached_prefix_len", "num_prompt_tokens", "page_size", "prompt_hash")
@@ -111,15 +68,7 @@ class PagesReady(_message.Message):
     num_prompt_tokens: int
     page_size: int
     prompt_hash: int
-    def __init__(
-        self,
-        pages: _Optional[_Iterable[int]] = ...,
-        generations: _Optional[_Iterable[int]] = ...,
-        cached_prefix_len: _Optional[int] = ...,
-        num_prompt_tokens: _Optional[int] = ...,
-        page_size: _Optional[int] = ...,
-        prompt_hash: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, pages: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., cached_prefix_len: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., page_size: _Optional[int] = ..., prompt_hash: _Optional[int] = ...) -> None: ...
 
 class HandOff(_message.Message):
     __slots__ = ("first_token", "finish_reason", "num_pages", "generations", "cached_tokens", "groups", "row")
@@ -137,16 +86,7 @@ class HandOff(_message.Message):
     cached_tokens: int
     groups: _containers.RepeatedCompositeFieldContainer[HandedGroup]
     row: bytes
-    def __init__(
-        self,
-        first_token: _Optional[int] = ...,
-        finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ...,
-        num_pages: _Optional[int] = ...,
-        generations: _Optional[_Iterable[int]] = ...,
-        cached_tokens: _Optional[int] = ...,
-        groups: _Optional[_Iterable[_Union[HandedGroup, _Mapping]]] = ...,
-        row: _Optional[bytes] = ...,
-    ) -> None: ...
+    def __init__(self, first_token: _Optional[int] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., num_pages: _Optional[int] = ..., generations: _Optional[_Iterable[int]] = ..., cached_tokens: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[HandedGroup, _Mapping]]] = ..., row: _Optional[bytes] = ...) -> None: ...
 
 class HandedGroup(_message.Message):
     __slots__ = ("kind", "first_token", "end_token", "num_pages")
@@ -156,7 +96,6 @@ class HandedGroup(_message.Message):
         KIND_TOKENS: _ClassVar[HandedGroup.Kind]
         KIND_WINDOW: _ClassVar[HandedGroup.Kind]
         KIND_STATE: _ClassVar[HandedGroup.Kind]
-
     KIND_UNSPECIFIED: HandedGroup.Kind
     KIND_TOKENS: HandedGroup.Kind
     KIND_WINDOW: HandedGroup.Kind
@@ -169,13 +108,7 @@ class HandedGroup(_message.Message):
     first_token: int
     end_token: int
     num_pages: int
-    def __init__(
-        self,
-        kind: _Optional[_Union[HandedGroup.Kind, str]] = ...,
-        first_token: _Optional[int] = ...,
-        end_token: _Optional[int] = ...,
-        num_pages: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, kind: _Optional[_Union[HandedGroup.Kind, str]] = ..., first_token: _Optional[int] = ..., end_token: _Optional[int] = ..., num_pages: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ()
@@ -209,17 +142,7 @@ class Pull(_message.Message):
     pages: _containers.RepeatedScalarFieldContainer[int]
     generations: _containers.RepeatedScalarFieldContainer[int]
     timeout_s: float
-    def __init__(
-        self,
-        kv: _Optional[str] = ...,
-        namespace: _Optional[bytes] = ...,
-        tokens: _Optional[bytes] = ...,
-        first_token: _Optional[int] = ...,
-        page_size: _Optional[int] = ...,
-        pages: _Optional[_Iterable[int]] = ...,
-        generations: _Optional[_Iterable[int]] = ...,
-        timeout_s: _Optional[float] = ...,
-    ) -> None: ...
+    def __init__(self, kv: _Optional[str] = ..., namespace: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., first_token: _Optional[int] = ..., page_size: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
 class Pulled(_message.Message):
     __slots__ = ("num_pages", "generations", "refusal")
@@ -229,12 +152,7 @@ class Pulled(_message.Message):
     num_pages: int
     generations: _containers.RepeatedScalarFieldContainer[int]
     refusal: str
-    def __init__(
-        self,
-        num_pages: _Optional[int] = ...,
-        generations: _Optional[_Iterable[int]] = ...,
-        refusal: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, num_pages: _Optional[int] = ..., generations: _Optional[_Iterable[int]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class StopPull(_message.Message):
     __slots__ = ()
@@ -256,16 +174,7 @@ class Offer(_message.Message):
     idle_s: float
     num_uses: int
     within_s: float
-    def __init__(
-        self,
-        kv: _Optional[str] = ...,
-        namespace: _Optional[bytes] = ...,
-        tokens: _Optional[bytes] = ...,
-        page_size: _Optional[int] = ...,
-        idle_s: _Optional[float] = ...,
-        num_uses: _Optional[int] = ...,
-        within_s: _Optional[float] = ...,
-    ) -> None: ...
+    def __init__(self, kv: _Optional[str] = ..., namespace: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., page_size: _Optional[int] = ..., idle_s: _Optional[float] = ..., num_uses: _Optional[int] = ..., within_s: _Optional[float] = ...) -> None: ...
 
 class OfferEnded(_message.Message):
     __slots__ = ("outcome", "num_pages")
@@ -277,7 +186,6 @@ class OfferEnded(_message.Message):
         OUTCOME_FULL: _ClassVar[OfferEnded.Outcome]
         OUTCOME_REFUSED: _ClassVar[OfferEnded.Outcome]
         OUTCOME_FAILED: _ClassVar[OfferEnded.Outcome]
-
     OUTCOME_UNSPECIFIED: OfferEnded.Outcome
     OUTCOME_TAKEN: OfferEnded.Outcome
     OUTCOME_KNOWN: OfferEnded.Outcome
@@ -288,9 +196,7 @@ class OfferEnded(_message.Message):
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     outcome: OfferEnded.Outcome
     num_pages: int
-    def __init__(
-        self, outcome: _Optional[_Union[OfferEnded.Outcome, str]] = ..., num_pages: _Optional[int] = ...
-    ) -> None: ...
+    def __init__(self, outcome: _Optional[_Union[OfferEnded.Outcome, str]] = ..., num_pages: _Optional[int] = ...) -> None: ...
 
 class ProbeGreeting(_message.Message):
     __slots__ = ("out", "into")
@@ -330,27 +236,10 @@ class ProbeEnd(_message.Message):
     path: str
     bytes_per_s: float
     reason: str
-    def __init__(
-        self, path: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., reason: _Optional[str] = ...
-    ) -> None: ...
+    def __init__(self, path: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class EngineMetadata(_message.Message):
-    __slots__ = (
-        "version",
-        "worker_address",
-        "pool_key",
-        "pool_base",
-        "layout",
-        "process_scope",
-        "pid",
-        "process_started",
-        "ucx_version",
-        "device_kind",
-        "device_handle",
-        "backend",
-        "link_key",
-        "addresses",
-    )
+    __slots__ = ("version", "worker_address", "pool_key", "pool_base", "layout", "process_scope", "pid", "process_started", "ucx_version", "device_kind", "device_handle", "backend", "link_key", "addresses")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     POOL_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -379,20 +268,4 @@ class EngineMetadata(_message.Message):
     backend: str
     link_key: bytes
     addresses: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(
-        self,
-        version: _Optional[int] = ...,
-        worker_address: _Optional[bytes] = ...,
-        pool_key: _Optional[bytes] = ...,
-        pool_base: _Optional[int] = ...,
-        layout: _Optional[_Union[_bootstrap_pb2.KvLayout, _Mapping]] = ...,
-        process_scope: _Optional[str] = ...,
-        pid: _Optional[int] = ...,
-        process_started: _Optional[int] = ...,
-        ucx_version: _Optional[str] = ...,
-        device_kind: _Optional[str] = ...,
-        device_handle: _Optional[bytes] = ...,
-        backend: _Optional[str] = ...,
-        link_key: _Optional[bytes] = ...,
-        addresses: _Optional[_Iterable[bytes]] = ...,
-    ) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., worker_address: _Optional[bytes] = ..., pool_key: _Optional[bytes] = ..., pool_base: _Optional[int] = ..., layout: _Optional[_Union[_bootstrap_pb2.KvLayout, _Mapping]] = ..., process_scope: _Optional[str] = ..., pid: _Optional[int] = ..., process_started: _Optional[int] = ..., ucx_version: _Optional[str] = ..., device_kind: _Optional[str] = ..., device_handle: _Optional[bytes] = ..., backend: _Optional[str] = ..., link_key: _Optional[bytes] = ..., addresses: _Optional[_Iterable[bytes]] = ...) -> None: ...

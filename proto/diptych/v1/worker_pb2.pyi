@@ -39,7 +39,6 @@ class LinkState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LINK_STATE_TESTING: _ClassVar[LinkState]
     LINK_STATE_UP: _ClassVar[LinkState]
     LINK_STATE_REFUSED: _ClassVar[LinkState]
-
 LEG_KIND_UNSPECIFIED: LegKind
 LEG_KIND_PREFILL: LegKind
 LEG_KIND_DECODE: LegKind
@@ -73,13 +72,7 @@ class ContentSegment(_message.Message):
     num_tokens: int
     digest: bytes
     image: Image
-    def __init__(
-        self,
-        start: _Optional[int] = ...,
-        num_tokens: _Optional[int] = ...,
-        digest: _Optional[bytes] = ...,
-        image: _Optional[_Union[Image, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., digest: _Optional[bytes] = ..., image: _Optional[_Union[Image, _Mapping]] = ...) -> None: ...
 
 class Image(_message.Message):
     __slots__ = ("height", "width", "rgb")
@@ -89,9 +82,7 @@ class Image(_message.Message):
     height: int
     width: int
     rgb: bytes
-    def __init__(
-        self, height: _Optional[int] = ..., width: _Optional[int] = ..., rgb: _Optional[bytes] = ...
-    ) -> None: ...
+    def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., rgb: _Optional[bytes] = ...) -> None: ...
 
 class Slo(_message.Message):
     __slots__ = ("ttft_ms", "tpot_ms", "weight", "sheddable")
@@ -103,41 +94,10 @@ class Slo(_message.Message):
     tpot_ms: float
     weight: float
     sheddable: bool
-    def __init__(
-        self,
-        ttft_ms: _Optional[float] = ...,
-        tpot_ms: _Optional[float] = ...,
-        weight: _Optional[float] = ...,
-        sheddable: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., weight: _Optional[float] = ..., sheddable: _Optional[bool] = ...) -> None: ...
 
 class StartLeg(_message.Message):
-    __slots__ = (
-        "room",
-        "request_id",
-        "prompt_token_ids",
-        "sampling",
-        "peer_instance_id",
-        "num_prior_output_tokens",
-        "timeout_ms",
-        "cache_salt",
-        "priority",
-        "tenant",
-        "lora",
-        "compat",
-        "kind",
-        "prompt_text",
-        "add_special_tokens",
-        "prompt_tokens",
-        "contents",
-        "slo",
-        "speculate",
-        "prediction",
-        "moves_room",
-        "expected_output_tokens",
-        "label_token_ids",
-        "holder",
-    )
+    __slots__ = ("room", "request_id", "prompt_token_ids", "sampling", "peer_instance_id", "num_prior_output_tokens", "timeout_ms", "cache_salt", "priority", "tenant", "lora", "compat", "kind", "prompt_text", "add_special_tokens", "prompt_tokens", "contents", "slo", "speculate", "prediction", "moves_room", "expected_output_tokens", "label_token_ids", "holder")
     ROOM_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -186,33 +146,7 @@ class StartLeg(_message.Message):
     expected_output_tokens: int
     label_token_ids: _containers.RepeatedScalarFieldContainer[int]
     holder: PrefixHolder
-    def __init__(
-        self,
-        room: _Optional[int] = ...,
-        request_id: _Optional[str] = ...,
-        prompt_token_ids: _Optional[_Iterable[int]] = ...,
-        sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ...,
-        peer_instance_id: _Optional[int] = ...,
-        num_prior_output_tokens: _Optional[int] = ...,
-        timeout_ms: _Optional[int] = ...,
-        cache_salt: _Optional[bytes] = ...,
-        priority: _Optional[int] = ...,
-        tenant: _Optional[str] = ...,
-        lora: _Optional[str] = ...,
-        compat: _Optional[str] = ...,
-        kind: _Optional[_Union[LegKind, str]] = ...,
-        prompt_text: _Optional[str] = ...,
-        add_special_tokens: _Optional[bool] = ...,
-        prompt_tokens: _Optional[bytes] = ...,
-        contents: _Optional[_Iterable[_Union[ContentSegment, _Mapping]]] = ...,
-        slo: _Optional[_Union[Slo, _Mapping]] = ...,
-        speculate: _Optional[str] = ...,
-        prediction: _Optional[bytes] = ...,
-        moves_room: _Optional[int] = ...,
-        expected_output_tokens: _Optional[int] = ...,
-        label_token_ids: _Optional[_Iterable[int]] = ...,
-        holder: _Optional[_Union[PrefixHolder, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, room: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., peer_instance_id: _Optional[int] = ..., num_prior_output_tokens: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., lora: _Optional[str] = ..., compat: _Optional[str] = ..., kind: _Optional[_Union[LegKind, str]] = ..., prompt_text: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., prompt_tokens: _Optional[bytes] = ..., contents: _Optional[_Iterable[_Union[ContentSegment, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., speculate: _Optional[str] = ..., prediction: _Optional[bytes] = ..., moves_room: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., label_token_ids: _Optional[_Iterable[int]] = ..., holder: _Optional[_Union[PrefixHolder, _Mapping]] = ...) -> None: ...
 
 class ToolCalled(_message.Message):
     __slots__ = ("room", "tool")
@@ -242,14 +176,7 @@ class RouterBatch(_message.Message):
     resync_kv: bool
     router_instance_id: int
     tool_called: _containers.RepeatedCompositeFieldContainer[ToolCalled]
-    def __init__(
-        self,
-        start: _Optional[_Iterable[_Union[StartLeg, _Mapping]]] = ...,
-        abort: _Optional[_Iterable[int]] = ...,
-        resync_kv: _Optional[bool] = ...,
-        router_instance_id: _Optional[int] = ...,
-        tool_called: _Optional[_Iterable[_Union[ToolCalled, _Mapping]]] = ...,
-    ) -> None: ...
+    def __init__(self, start: _Optional[_Iterable[_Union[StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ..., resync_kv: _Optional[bool] = ..., router_instance_id: _Optional[int] = ..., tool_called: _Optional[_Iterable[_Union[ToolCalled, _Mapping]]] = ...) -> None: ...
 
 class LegError(_message.Message):
     __slots__ = ("code", "message")
@@ -260,22 +187,7 @@ class LegError(_message.Message):
     def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class LegStats(_message.Message):
-    __slots__ = (
-        "cached_tokens",
-        "pages_moved",
-        "bytes_moved",
-        "kv_digest",
-        "queue_us",
-        "compute_us",
-        "transfer_us",
-        "join_us",
-        "verify_us",
-        "prompt_tokens",
-        "added_ttft_us",
-        "grant_us",
-        "tokenize_us",
-        "chunk_us",
-    )
+    __slots__ = ("cached_tokens", "pages_moved", "bytes_moved", "kv_digest", "queue_us", "compute_us", "transfer_us", "join_us", "verify_us", "prompt_tokens", "added_ttft_us", "grant_us", "tokenize_us", "chunk_us")
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAGES_MOVED_FIELD_NUMBER: _ClassVar[int]
     BYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
@@ -304,39 +216,10 @@ class LegStats(_message.Message):
     grant_us: int
     tokenize_us: int
     chunk_us: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(
-        self,
-        cached_tokens: _Optional[int] = ...,
-        pages_moved: _Optional[int] = ...,
-        bytes_moved: _Optional[int] = ...,
-        kv_digest: _Optional[int] = ...,
-        queue_us: _Optional[int] = ...,
-        compute_us: _Optional[int] = ...,
-        transfer_us: _Optional[int] = ...,
-        join_us: _Optional[int] = ...,
-        verify_us: _Optional[int] = ...,
-        prompt_tokens: _Optional[int] = ...,
-        added_ttft_us: _Optional[int] = ...,
-        grant_us: _Optional[int] = ...,
-        tokenize_us: _Optional[int] = ...,
-        chunk_us: _Optional[_Iterable[int]] = ...,
-    ) -> None: ...
+    def __init__(self, cached_tokens: _Optional[int] = ..., pages_moved: _Optional[int] = ..., bytes_moved: _Optional[int] = ..., kv_digest: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., transfer_us: _Optional[int] = ..., join_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., added_ttft_us: _Optional[int] = ..., grant_us: _Optional[int] = ..., tokenize_us: _Optional[int] = ..., chunk_us: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LegOutput(_message.Message):
-    __slots__ = (
-        "room",
-        "first_index",
-        "token_ids",
-        "finish_reason",
-        "error",
-        "stats",
-        "logprobs",
-        "prompt_logprobs",
-        "drafts",
-        "accepted_drafts",
-        "attention",
-        "vector",
-    )
+    __slots__ = ("room", "first_index", "token_ids", "finish_reason", "error", "stats", "logprobs", "prompt_logprobs", "drafts", "accepted_drafts", "attention", "vector")
     ROOM_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -361,21 +244,7 @@ class LegOutput(_message.Message):
     accepted_drafts: int
     attention: _inference_pb2.TokenAttention
     vector: bytes
-    def __init__(
-        self,
-        room: _Optional[int] = ...,
-        first_index: _Optional[int] = ...,
-        token_ids: _Optional[_Iterable[int]] = ...,
-        finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ...,
-        error: _Optional[_Union[LegError, _Mapping]] = ...,
-        stats: _Optional[_Union[LegStats, _Mapping]] = ...,
-        logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ...,
-        prompt_logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ...,
-        drafts: _Optional[int] = ...,
-        accepted_drafts: _Optional[int] = ...,
-        attention: _Optional[_Union[_inference_pb2.TokenAttention, _Mapping]] = ...,
-        vector: _Optional[bytes] = ...,
-    ) -> None: ...
+    def __init__(self, room: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., error: _Optional[_Union[LegError, _Mapping]] = ..., stats: _Optional[_Union[LegStats, _Mapping]] = ..., logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ..., drafts: _Optional[int] = ..., accepted_drafts: _Optional[int] = ..., attention: _Optional[_Union[_inference_pb2.TokenAttention, _Mapping]] = ..., vector: _Optional[bytes] = ...) -> None: ...
 
 class WorkerBatch(_message.Message):
     __slots__ = ("outputs", "load", "kv_events", "instance")
@@ -387,13 +256,7 @@ class WorkerBatch(_message.Message):
     load: _bootstrap_pb2.WorkerLoad
     kv_events: KvEvents
     instance: _bootstrap_pb2.Instance
-    def __init__(
-        self,
-        outputs: _Optional[_Iterable[_Union[LegOutput, _Mapping]]] = ...,
-        load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ...,
-        kv_events: _Optional[_Union[KvEvents, _Mapping]] = ...,
-        instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, outputs: _Optional[_Iterable[_Union[LegOutput, _Mapping]]] = ..., load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ...) -> None: ...
 
 class KvEvents(_message.Message):
     __slots__ = ("sequence", "stored", "removed", "cleared", "more")
@@ -407,14 +270,7 @@ class KvEvents(_message.Message):
     removed: _containers.RepeatedScalarFieldContainer[int]
     cleared: bool
     more: bool
-    def __init__(
-        self,
-        sequence: _Optional[int] = ...,
-        stored: _Optional[_Iterable[int]] = ...,
-        removed: _Optional[_Iterable[int]] = ...,
-        cleared: _Optional[bool] = ...,
-        more: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., stored: _Optional[_Iterable[int]] = ..., removed: _Optional[_Iterable[int]] = ..., cleared: _Optional[bool] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ("instance_id",)
@@ -438,28 +294,10 @@ class WorkerNews(_message.Message):
     status: WorkerStatus
     steps: StepRecords
     has_links: bool
-    def __init__(
-        self,
-        status: _Optional[_Union[WorkerStatus, _Mapping]] = ...,
-        steps: _Optional[_Union[StepRecords, _Mapping]] = ...,
-        has_links: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, status: _Optional[_Union[WorkerStatus, _Mapping]] = ..., steps: _Optional[_Union[StepRecords, _Mapping]] = ..., has_links: _Optional[bool] = ...) -> None: ...
 
 class StepRecords(_message.Message):
-    __slots__ = (
-        "began_s",
-        "duration_s",
-        "prompt_tokens",
-        "output_tokens",
-        "requests",
-        "handed",
-        "joined",
-        "dropped",
-        "context_tokens",
-        "prompt_pairs",
-        "prompts",
-        "host_s",
-    )
+    __slots__ = ("began_s", "duration_s", "prompt_tokens", "output_tokens", "requests", "handed", "joined", "dropped", "context_tokens", "prompt_pairs", "prompts", "host_s")
     BEGAN_S_FIELD_NUMBER: _ClassVar[int]
     DURATION_S_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -484,21 +322,7 @@ class StepRecords(_message.Message):
     prompt_pairs: _containers.RepeatedScalarFieldContainer[float]
     prompts: _containers.RepeatedScalarFieldContainer[int]
     host_s: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(
-        self,
-        began_s: _Optional[_Iterable[float]] = ...,
-        duration_s: _Optional[_Iterable[float]] = ...,
-        prompt_tokens: _Optional[_Iterable[int]] = ...,
-        output_tokens: _Optional[_Iterable[int]] = ...,
-        requests: _Optional[_Iterable[int]] = ...,
-        handed: _Optional[_Iterable[_Union[StepMark, _Mapping]]] = ...,
-        joined: _Optional[_Iterable[_Union[StepMark, _Mapping]]] = ...,
-        dropped: _Optional[int] = ...,
-        context_tokens: _Optional[_Iterable[int]] = ...,
-        prompt_pairs: _Optional[_Iterable[float]] = ...,
-        prompts: _Optional[_Iterable[int]] = ...,
-        host_s: _Optional[_Iterable[float]] = ...,
-    ) -> None: ...
+    def __init__(self, began_s: _Optional[_Iterable[float]] = ..., duration_s: _Optional[_Iterable[float]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., output_tokens: _Optional[_Iterable[int]] = ..., requests: _Optional[_Iterable[int]] = ..., handed: _Optional[_Iterable[_Union[StepMark, _Mapping]]] = ..., joined: _Optional[_Iterable[_Union[StepMark, _Mapping]]] = ..., dropped: _Optional[int] = ..., context_tokens: _Optional[_Iterable[int]] = ..., prompt_pairs: _Optional[_Iterable[float]] = ..., prompts: _Optional[_Iterable[int]] = ..., host_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class StepMark(_message.Message):
     __slots__ = ("step", "room")
@@ -509,57 +333,7 @@ class StepMark(_message.Message):
     def __init__(self, step: _Optional[int] = ..., room: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = (
-        "instance",
-        "open_rooms",
-        "pages_by_state",
-        "pages_sent",
-        "pages_received",
-        "integrity_failures",
-        "leaks_found",
-        "problems",
-        "host_pages",
-        "host_pages_saved",
-        "host_pages_restored",
-        "links",
-        "link_failures",
-        "retractions",
-        "drain",
-        "quarantine_oldest_s",
-        "unauthenticated_messages",
-        "refused_page_writes",
-        "graphs",
-        "graph_bytes",
-        "prefill_s",
-        "prefill_busy",
-        "prefill_tokens_per_s",
-        "kv_port_open",
-        "max_requests",
-        "max_step_tokens",
-        "step_model",
-        "computing",
-        "adapters_placed",
-        "waiting_for_adapter",
-        "drafting",
-        "cache",
-        "pages_pulled",
-        "pages_lent",
-        "pulls_refused",
-        "pulls_missed",
-        "pulls_wrong",
-        "pull_saved_s",
-        "pages_given",
-        "pages_taken",
-        "offers_declined",
-        "weights_taken_bytes",
-        "weights_givers_failed",
-        "weights_given",
-        "images_encoded",
-        "image_places_encoded",
-        "images_reused",
-        "files",
-        "shared",
-    )
+    __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems", "host_pages", "host_pages_saved", "host_pages_restored", "links", "link_failures", "retractions", "drain", "quarantine_oldest_s", "unauthenticated_messages", "refused_page_writes", "graphs", "graph_bytes", "prefill_s", "prefill_busy", "prefill_tokens_per_s", "kv_port_open", "max_requests", "max_step_tokens", "step_model", "computing", "adapters_placed", "waiting_for_adapter", "drafting", "cache", "pages_pulled", "pages_lent", "pulls_refused", "pulls_missed", "pulls_wrong", "pull_saved_s", "pages_given", "pages_taken", "offers_declined", "weights_taken_bytes", "weights_givers_failed", "weights_given", "images_encoded", "image_places_encoded", "images_reused", "files", "shared")
     class PagesByStateEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -567,7 +341,6 @@ class WorkerStatus(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     OPEN_ROOMS_FIELD_NUMBER: _ClassVar[int]
     PAGES_BY_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -666,75 +439,10 @@ class WorkerStatus(_message.Message):
     images_reused: int
     files: FileTierStatus
     shared: FileTierStatus
-    def __init__(
-        self,
-        instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ...,
-        open_rooms: _Optional[int] = ...,
-        pages_by_state: _Optional[_Mapping[str, int]] = ...,
-        pages_sent: _Optional[int] = ...,
-        pages_received: _Optional[int] = ...,
-        integrity_failures: _Optional[int] = ...,
-        leaks_found: _Optional[int] = ...,
-        problems: _Optional[_Iterable[str]] = ...,
-        host_pages: _Optional[int] = ...,
-        host_pages_saved: _Optional[int] = ...,
-        host_pages_restored: _Optional[int] = ...,
-        links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ...,
-        link_failures: _Optional[int] = ...,
-        retractions: _Optional[int] = ...,
-        drain: _Optional[_Union[Drain, _Mapping]] = ...,
-        quarantine_oldest_s: _Optional[float] = ...,
-        unauthenticated_messages: _Optional[int] = ...,
-        refused_page_writes: _Optional[int] = ...,
-        graphs: _Optional[int] = ...,
-        graph_bytes: _Optional[int] = ...,
-        prefill_s: _Optional[float] = ...,
-        prefill_busy: _Optional[float] = ...,
-        prefill_tokens_per_s: _Optional[float] = ...,
-        kv_port_open: _Optional[bool] = ...,
-        max_requests: _Optional[int] = ...,
-        max_step_tokens: _Optional[int] = ...,
-        step_model: _Optional[_Union[StepModel, _Mapping]] = ...,
-        computing: _Optional[_Union[Computing, _Mapping]] = ...,
-        adapters_placed: _Optional[int] = ...,
-        waiting_for_adapter: _Optional[int] = ...,
-        drafting: _Optional[_Union[Drafting, _Mapping]] = ...,
-        cache: _Optional[_Union[CacheStatus, _Mapping]] = ...,
-        pages_pulled: _Optional[int] = ...,
-        pages_lent: _Optional[int] = ...,
-        pulls_refused: _Optional[int] = ...,
-        pulls_missed: _Optional[int] = ...,
-        pulls_wrong: _Optional[int] = ...,
-        pull_saved_s: _Optional[float] = ...,
-        pages_given: _Optional[int] = ...,
-        pages_taken: _Optional[int] = ...,
-        offers_declined: _Optional[int] = ...,
-        weights_taken_bytes: _Optional[int] = ...,
-        weights_givers_failed: _Optional[int] = ...,
-        weights_given: _Optional[int] = ...,
-        images_encoded: _Optional[int] = ...,
-        image_places_encoded: _Optional[int] = ...,
-        images_reused: _Optional[int] = ...,
-        files: _Optional[_Union[FileTierStatus, _Mapping]] = ...,
-        shared: _Optional[_Union[FileTierStatus, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., host_pages: _Optional[int] = ..., host_pages_saved: _Optional[int] = ..., host_pages_restored: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., link_failures: _Optional[int] = ..., retractions: _Optional[int] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., quarantine_oldest_s: _Optional[float] = ..., unauthenticated_messages: _Optional[int] = ..., refused_page_writes: _Optional[int] = ..., graphs: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., prefill_s: _Optional[float] = ..., prefill_busy: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., kv_port_open: _Optional[bool] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., computing: _Optional[_Union[Computing, _Mapping]] = ..., adapters_placed: _Optional[int] = ..., waiting_for_adapter: _Optional[int] = ..., drafting: _Optional[_Union[Drafting, _Mapping]] = ..., cache: _Optional[_Union[CacheStatus, _Mapping]] = ..., pages_pulled: _Optional[int] = ..., pages_lent: _Optional[int] = ..., pulls_refused: _Optional[int] = ..., pulls_missed: _Optional[int] = ..., pulls_wrong: _Optional[int] = ..., pull_saved_s: _Optional[float] = ..., pages_given: _Optional[int] = ..., pages_taken: _Optional[int] = ..., offers_declined: _Optional[int] = ..., weights_taken_bytes: _Optional[int] = ..., weights_givers_failed: _Optional[int] = ..., weights_given: _Optional[int] = ..., images_encoded: _Optional[int] = ..., image_places_encoded: _Optional[int] = ..., images_reused: _Optional[int] = ..., files: _Optional[_Union[FileTierStatus, _Mapping]] = ..., shared: _Optional[_Union[FileTierStatus, _Mapping]] = ...) -> None: ...
 
 class CacheStatus(_message.Message):
-    __slots__ = (
-        "prompt_tokens",
-        "tiers",
-        "evicted_pages",
-        "evicted_p50_s",
-        "evicted_p90_s",
-        "pins",
-        "pinned_pages",
-        "most_pinned_pages",
-        "pins_given_up",
-        "sessions_away",
-        "tool_calls",
-        "tool_returns",
-        "kept_returns",
-    )
+    __slots__ = ("prompt_tokens", "tiers", "evicted_pages", "evicted_p50_s", "evicted_p90_s", "pins", "pinned_pages", "most_pinned_pages", "pins_given_up", "sessions_away", "tool_calls", "tool_returns", "kept_returns")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -761,22 +469,7 @@ class CacheStatus(_message.Message):
     tool_calls: int
     tool_returns: int
     kept_returns: int
-    def __init__(
-        self,
-        prompt_tokens: _Optional[int] = ...,
-        tiers: _Optional[_Iterable[_Union[CacheTier, _Mapping]]] = ...,
-        evicted_pages: _Optional[int] = ...,
-        evicted_p50_s: _Optional[float] = ...,
-        evicted_p90_s: _Optional[float] = ...,
-        pins: _Optional[int] = ...,
-        pinned_pages: _Optional[int] = ...,
-        most_pinned_pages: _Optional[int] = ...,
-        pins_given_up: _Optional[int] = ...,
-        sessions_away: _Optional[int] = ...,
-        tool_calls: _Optional[int] = ...,
-        tool_returns: _Optional[int] = ...,
-        kept_returns: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, prompt_tokens: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[CacheTier, _Mapping]]] = ..., evicted_pages: _Optional[int] = ..., evicted_p50_s: _Optional[float] = ..., evicted_p90_s: _Optional[float] = ..., pins: _Optional[int] = ..., pinned_pages: _Optional[int] = ..., most_pinned_pages: _Optional[int] = ..., pins_given_up: _Optional[int] = ..., sessions_away: _Optional[int] = ..., tool_calls: _Optional[int] = ..., tool_returns: _Optional[int] = ..., kept_returns: _Optional[int] = ...) -> None: ...
 
 class CacheTier(_message.Message):
     __slots__ = ("name", "pages", "capacity_pages", "found_tokens")
@@ -788,33 +481,10 @@ class CacheTier(_message.Message):
     pages: int
     capacity_pages: int
     found_tokens: int
-    def __init__(
-        self,
-        name: _Optional[str] = ...,
-        pages: _Optional[int] = ...,
-        capacity_pages: _Optional[int] = ...,
-        found_tokens: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., pages: _Optional[int] = ..., capacity_pages: _Optional[int] = ..., found_tokens: _Optional[int] = ...) -> None: ...
 
 class FileTierStatus(_message.Message):
-    __slots__ = (
-        "pages",
-        "bytes",
-        "pages_written",
-        "bytes_written",
-        "pages_dropped",
-        "pages_failed",
-        "pages_read",
-        "bytes_read",
-        "pages_corrupt",
-        "loads_failed",
-        "pauses",
-        "pages_not_loaded",
-        "saved_s",
-        "lookups",
-        "lookups_failed",
-        "runs_found",
-    )
+    __slots__ = ("pages", "bytes", "pages_written", "bytes_written", "pages_dropped", "pages_failed", "pages_read", "bytes_read", "pages_corrupt", "loads_failed", "pauses", "pages_not_loaded", "saved_s", "lookups", "lookups_failed", "runs_found")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     PAGES_WRITTEN_FIELD_NUMBER: _ClassVar[int]
@@ -847,25 +517,7 @@ class FileTierStatus(_message.Message):
     lookups: int
     lookups_failed: int
     runs_found: int
-    def __init__(
-        self,
-        pages: _Optional[int] = ...,
-        bytes: _Optional[int] = ...,
-        pages_written: _Optional[int] = ...,
-        bytes_written: _Optional[int] = ...,
-        pages_dropped: _Optional[int] = ...,
-        pages_failed: _Optional[int] = ...,
-        pages_read: _Optional[int] = ...,
-        bytes_read: _Optional[int] = ...,
-        pages_corrupt: _Optional[int] = ...,
-        loads_failed: _Optional[int] = ...,
-        pauses: _Optional[int] = ...,
-        pages_not_loaded: _Optional[int] = ...,
-        saved_s: _Optional[float] = ...,
-        lookups: _Optional[int] = ...,
-        lookups_failed: _Optional[int] = ...,
-        runs_found: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, pages: _Optional[int] = ..., bytes: _Optional[int] = ..., pages_written: _Optional[int] = ..., bytes_written: _Optional[int] = ..., pages_dropped: _Optional[int] = ..., pages_failed: _Optional[int] = ..., pages_read: _Optional[int] = ..., bytes_read: _Optional[int] = ..., pages_corrupt: _Optional[int] = ..., loads_failed: _Optional[int] = ..., pauses: _Optional[int] = ..., pages_not_loaded: _Optional[int] = ..., saved_s: _Optional[float] = ..., lookups: _Optional[int] = ..., lookups_failed: _Optional[int] = ..., runs_found: _Optional[int] = ...) -> None: ...
 
 class Drafting(_message.Message):
     __slots__ = ("sources", "asked", "asking_s", "saved_s", "held_bytes")
@@ -879,14 +531,7 @@ class Drafting(_message.Message):
     asking_s: float
     saved_s: float
     held_bytes: int
-    def __init__(
-        self,
-        sources: _Optional[_Iterable[_Union[DraftCounts, _Mapping]]] = ...,
-        asked: _Optional[int] = ...,
-        asking_s: _Optional[float] = ...,
-        saved_s: _Optional[float] = ...,
-        held_bytes: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, sources: _Optional[_Iterable[_Union[DraftCounts, _Mapping]]] = ..., asked: _Optional[int] = ..., asking_s: _Optional[float] = ..., saved_s: _Optional[float] = ..., held_bytes: _Optional[int] = ...) -> None: ...
 
 class DraftCounts(_message.Message):
     __slots__ = ("source", "verified", "accepted")
@@ -896,12 +541,7 @@ class DraftCounts(_message.Message):
     source: str
     verified: _containers.RepeatedScalarFieldContainer[int]
     accepted: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(
-        self,
-        source: _Optional[str] = ...,
-        verified: _Optional[_Iterable[int]] = ...,
-        accepted: _Optional[_Iterable[int]] = ...,
-    ) -> None: ...
+    def __init__(self, source: _Optional[str] = ..., verified: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Computing(_message.Message):
     __slots__ = ("device", "kv_dtype", "tp")
@@ -911,26 +551,10 @@ class Computing(_message.Message):
     device: str
     kv_dtype: str
     tp: int
-    def __init__(
-        self, device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., tp: _Optional[int] = ...
-    ) -> None: ...
+    def __init__(self, device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., tp: _Optional[int] = ...) -> None: ...
 
 class StepModel(_message.Message):
-    __slots__ = (
-        "step",
-        "row",
-        "context",
-        "prompt_step",
-        "prompt_token",
-        "prompt_pair",
-        "prompt",
-        "steps",
-        "median_error",
-        "p90_error",
-        "time_ratio",
-        "unidentified",
-        "largest",
-    )
+    __slots__ = ("step", "row", "context", "prompt_step", "prompt_token", "prompt_pair", "prompt", "steps", "median_error", "p90_error", "time_ratio", "unidentified", "largest")
     STEP_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -957,22 +581,7 @@ class StepModel(_message.Message):
     time_ratio: float
     unidentified: _containers.RepeatedScalarFieldContainer[str]
     largest: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(
-        self,
-        step: _Optional[float] = ...,
-        row: _Optional[float] = ...,
-        context: _Optional[float] = ...,
-        prompt_step: _Optional[float] = ...,
-        prompt_token: _Optional[float] = ...,
-        prompt_pair: _Optional[float] = ...,
-        prompt: _Optional[float] = ...,
-        steps: _Optional[int] = ...,
-        median_error: _Optional[float] = ...,
-        p90_error: _Optional[float] = ...,
-        time_ratio: _Optional[float] = ...,
-        unidentified: _Optional[_Iterable[str]] = ...,
-        largest: _Optional[_Iterable[float]] = ...,
-    ) -> None: ...
+    def __init__(self, step: _Optional[float] = ..., row: _Optional[float] = ..., context: _Optional[float] = ..., prompt_step: _Optional[float] = ..., prompt_token: _Optional[float] = ..., prompt_pair: _Optional[float] = ..., prompt: _Optional[float] = ..., steps: _Optional[int] = ..., median_error: _Optional[float] = ..., p90_error: _Optional[float] = ..., time_ratio: _Optional[float] = ..., unidentified: _Optional[_Iterable[str]] = ..., largest: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("phase", "requests_left", "oldest_s", "deadline_s")
@@ -981,7 +590,6 @@ class Drain(_message.Message):
         PHASE_UNSPECIFIED: _ClassVar[Drain.Phase]
         PHASE_DRAINING: _ClassVar[Drain.Phase]
         PHASE_EMPTY: _ClassVar[Drain.Phase]
-
     PHASE_UNSPECIFIED: Drain.Phase
     PHASE_DRAINING: Drain.Phase
     PHASE_EMPTY: Drain.Phase
@@ -993,30 +601,10 @@ class Drain(_message.Message):
     requests_left: int
     oldest_s: float
     deadline_s: float
-    def __init__(
-        self,
-        phase: _Optional[_Union[Drain.Phase, str]] = ...,
-        requests_left: _Optional[int] = ...,
-        oldest_s: _Optional[float] = ...,
-        deadline_s: _Optional[float] = ...,
-    ) -> None: ...
+    def __init__(self, phase: _Optional[_Union[Drain.Phase, str]] = ..., requests_left: _Optional[int] = ..., oldest_s: _Optional[float] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class LinkStatus(_message.Message):
-    __slots__ = (
-        "peer_instance_id",
-        "state",
-        "reason",
-        "lanes",
-        "library",
-        "path",
-        "bytes_per_s",
-        "rtt_s",
-        "bytes_sent",
-        "in_flight_bytes",
-        "queued_bytes",
-        "last_heard_s",
-        "tests",
-    )
+    __slots__ = ("peer_instance_id", "state", "reason", "lanes", "library", "path", "bytes_per_s", "rtt_s", "bytes_sent", "in_flight_bytes", "queued_bytes", "last_heard_s", "tests")
     PEER_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -1043,22 +631,7 @@ class LinkStatus(_message.Message):
     queued_bytes: int
     last_heard_s: float
     tests: _containers.RepeatedCompositeFieldContainer[PathTest]
-    def __init__(
-        self,
-        peer_instance_id: _Optional[int] = ...,
-        state: _Optional[_Union[LinkState, str]] = ...,
-        reason: _Optional[str] = ...,
-        lanes: _Optional[str] = ...,
-        library: _Optional[str] = ...,
-        path: _Optional[str] = ...,
-        bytes_per_s: _Optional[float] = ...,
-        rtt_s: _Optional[float] = ...,
-        bytes_sent: _Optional[int] = ...,
-        in_flight_bytes: _Optional[int] = ...,
-        queued_bytes: _Optional[int] = ...,
-        last_heard_s: _Optional[float] = ...,
-        tests: _Optional[_Iterable[_Union[PathTest, _Mapping]]] = ...,
-    ) -> None: ...
+    def __init__(self, peer_instance_id: _Optional[int] = ..., state: _Optional[_Union[LinkState, str]] = ..., reason: _Optional[str] = ..., lanes: _Optional[str] = ..., library: _Optional[str] = ..., path: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., rtt_s: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., in_flight_bytes: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., last_heard_s: _Optional[float] = ..., tests: _Optional[_Iterable[_Union[PathTest, _Mapping]]] = ...) -> None: ...
 
 class PathTest(_message.Message):
     __slots__ = ("path", "bytes_per_s", "error")
@@ -1068,6 +641,4 @@ class PathTest(_message.Message):
     path: str
     bytes_per_s: float
     error: str
-    def __init__(
-        self, path: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., error: _Optional[str] = ...
-    ) -> None: ...
+    def __init__(self, path: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...
