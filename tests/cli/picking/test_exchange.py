@@ -30,6 +30,13 @@ def space(name: str, key: str, value: Any) -> Metadata:
     return Metadata(filter_metadata={name: struct})
 
 
+def saying(kind: str, message: Any) -> ProcessingRequest:
+    request = ProcessingRequest()
+    getattr(request, kind).SetInParent()
+    getattr(request, kind).CopyFrom(message)
+    return request
+
+
 def routers(*endpoints: str) -> Routers:
     found = Routers()
     found.are(endpoints)
@@ -43,7 +50,8 @@ def told(response: ProcessingResponse | None) -> str:
     (option,) = common.header_mutation.set_headers
     assert option.header.key == DESTINATION
     endpoints = option.header.raw_value.decode()
-    assert response.dynamic_metadata[SPACE][DESTINATION] == endpoints
+    metadata: Any = response.dynamic_metadata
+    assert metadata[SPACE][DESTINATION] == endpoints
     assert common.clear_route_cache
     return endpoints
 
@@ -95,13 +103,13 @@ def test_bodies_are_passed_on_piece_by_piece_in_full_duplex_and_left_alone_else(
     exchange.answer(ProcessingRequest(request_headers=HEADERS))  # says no mode
     field = f"{side}_body"
     for body in (HttpBody(body=b"{"), HttpBody(body=b"}", end_of_stream=True)):
-        answer = exchange.answer(ProcessingRequest(**{field: body}))
+        answer = exchange.answer(saying(field, body))
         assert answer is not None
         piece = getattr(answer, field).response.body_mutation.streamed_response
         assert (piece.body, piece.end_of_stream) == (body.body, body.end_of_stream)
     modes = {f"{side}_body_mode": BUFFERED}
     exchange.answer(ProcessingRequest(request_headers=HEADERS, protocol_config=ProtocolConfiguration(**modes)))
-    answer = exchange.answer(ProcessingRequest(**{field: HttpBody(body=b"{}")}))
+    answer = exchange.answer(saying(field, HttpBody(body=b"{}")))
     assert answer is not None
     assert not getattr(answer, field).response.HasField("body_mutation")
 
@@ -113,7 +121,7 @@ def test_each_message_is_answered_by_its_own_kind_and_a_later_one_by_nothing() -
         "request_trailers": HttpTrailers(),
         "response_trailers": HttpTrailers(),
     }.items():
-        answer = exchange.answer(ProcessingRequest(**{kind: message}))
+        answer = exchange.answer(saying(kind, message))
         assert answer is not None
         assert answer.WhichOneof("response") == kind
     assert exchange.answer(ProcessingRequest()) is None

@@ -28,6 +28,7 @@ from diptych.v1.ext_proc_pb2 import (
 )
 
 READY, DRAINING = bootstrap_pb2.INSTANCE_STATE_READY, bootstrap_pb2.INSTANCE_STATE_DRAINING
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
 KEY = "x-gateway-destination-endpoint"
 
 
@@ -80,11 +81,12 @@ def within_10_s(scene: Callable[[Lists, grpc.aio.Channel], Awaitable[None]]) -> 
 
 
 def called(channel: grpc.aio.Channel) -> Any:
-    return channel.stream_stream(
+    method: Any = channel.stream_stream(
         f"/{SERVICE}/Process",
         request_serializer=ProcessingRequest.SerializeToString,
         response_deserializer=ProcessingResponse.FromString,
-    )()
+    )
+    return method()
 
 
 async def asked(channel: grpc.aio.Channel, subset: list[str] | None = None, **headers: str) -> ProcessingResponse:
@@ -98,7 +100,7 @@ async def asked(channel: grpc.aio.Channel, subset: list[str] | None = None, **he
     await call.write(request)
     answer: ProcessingResponse = await call.read()
     await call.done_writing()
-    assert await call.read() is grpc.aio.EOF
+    assert await call.read() is EOF
     return answer
 
 
@@ -111,7 +113,8 @@ async def serving(channel: grpc.aio.Channel, service: str, status: Any) -> None:
 
 
 def picked(answer: ProcessingResponse) -> str:
-    return str(answer.dynamic_metadata["envoy.lb"][KEY])
+    metadata: Any = answer.dynamic_metadata
+    return str(metadata["envoy.lb"][KEY])
 
 
 async def until(channel: grpc.aio.Channel, is_so: Callable[[str], bool]) -> None:
