@@ -67,6 +67,9 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         "planner": Command(
             "say what workers a running platform needs, or see to it", "diptych.cli.sizing.planner", "PlannerConfig"
         ),
+        "picker": Command(
+            "tell a gateway which router gets each request", "diptych.cli.picking.picker", "PickerConfig"
+        ),
         "deletion-costs": Command(
             "have Kubernetes end the emptiest workers first",
             "diptych.cli.operate.deletion_costs",
