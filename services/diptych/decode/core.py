@@ -331,7 +331,7 @@ class DecodeCore:
             next_beside_pages=self._cache.num_beside_next,
             waiting_tokens=self._waiting.num_tokens + self._running.waiting_tokens,
             num_waiting_prompts=self._waiting.num_prompts + self._running.num_prompts,
-            grantable_pages=self._grants.num_pages_left,
+            grantable_pages=self._grants.num_pages_left(),
             num_ungranted=len(self._waiting.expected) + len(self._rooms.retracted.by_room),
             prompt_budget=self._pace.shown(num_running),
             output_tokens=self._pace.output_tokens,

@@ -63,11 +63,12 @@ class Grants:
         self._importing: list[DecodeRoom] = []  # and some that have gone on since this was last looked at
         self._in_flight = PrefixesInFlight(cache.page_size)  # that prefill brings
 
-    @property
     def num_pages_left(self) -> int:
-        """Pages that could be given to tokens now, beside those of a state or window; 0 while rooms wait for theirs."""
+        """Return the pages that tokens could get now, beside those of a state or window; 0 while rooms wait for any."""
+        if self._waiting.has_next or self._rooms.retracted.by_room:
+            return 0
         reserve = self._reserve()
-        if self._cache.num_free_rows <= reserve.rows or self._waiting.has_next or self._rooms.retracted.by_room:
+        if self._cache.num_free_rows <= reserve.rows:
             return 0
         return max(0, self._cache.num_available - reserve.pages - self._cache.most_beside - self._cache.num_owed)
 

@@ -94,7 +94,7 @@ class Reserve:
 
     def headroom(self) -> Headroom:
         """Return what new rooms of the decode core must leave."""
-        if not self._prefill.has_rooms:
+        if not self._prefill.by_room:
             return self._whole
         prompts = self._prefill.admitted_prompts()
         num_held = sum(len(self._cache.owned_pages(request)) for request in prompts)
@@ -307,7 +307,7 @@ class UnifiedCore:
 
         Where the decode core has none, nobody gets a token before some prompt is computed, however late that is.
         """
-        if not self._prefill.has_rooms:
+        if not self._prefill.by_room:
             return self._plan_decode(now_s)
         first = self._prefill.next_prompt(now_s)
         if self._stepping is self._prefill or self._goes_on(first, now_s):
@@ -405,7 +405,7 @@ class UnifiedCore:
 
     def load(self) -> Load:
         decode = self._decode.load()
-        if self._role is Role.LOCAL or (self._role is Role.UNIFIED and not self._prefill.has_rooms):
+        if self._role is Role.LOCAL or (self._role is Role.UNIFIED and not self._prefill.by_room):
             return decode  # which is all that there is
         prefill = self._prefill.load()
         return decode._replace(

@@ -122,13 +122,13 @@ class SchedulerLoop:
         """Serve until told to shut down."""
         busy, searches = False, IdleSearches()
         self._flush()  # the load of an empty scheduler is news too
-        while not self._stopping:
-            if not busy:
-                searches.search()
-            self._receive(0 if busy else self._idle_ms())
-            with self._parts.watch.over(self._is_step_wanted):
+        with self._parts.watch.over(self._is_step_wanted):
+            while not self._stopping:
+                if not busy:
+                    searches.search()
+                self._receive(0 if busy else self._idle_ms())
                 busy = self._stepping.advance(self._perform)
-            self._flush()
+                self._flush()
 
     def _is_step_wanted(self) -> bool:
         """Whether somebody still waits for what the running step computes."""
