@@ -323,7 +323,7 @@ class DecodeCore:
         output_step_s, context_token_s, prompt_token_s = self._pace.step_parts_s
         num_running = len(self._running)
         return Load(
-            num_waiting=len(self._rooms) - num_running - self._rooms.num_given_up,
+            num_waiting=len(self._rooms.by_room) - num_running - self._rooms.num_given_up,
             num_running=num_running,
             free_pages=self._cache.num_available,
             total_pages=self._cache.pool.capacity,

@@ -78,10 +78,10 @@ class Grants:
         if self._waiting.has_aside:
             for request in self._waiting.bring_back(now_s):
                 self._expect(request)
-        while self._waiting.has_next and self._cache.has_row and not self._rooms.retracted.by_room:
+        while self._waiting.has_next and not self._rooms.retracted.by_room:
             reserve = self._reserve()
             if self._cache.num_free_rows <= reserve.rows:
-                break  # before a room is looked at: a full worker is asked at each step
+                break  # before a room is looked at: a worker without a row is asked at each step
             request = self._waiting.peek(now_s)
             room = self._rooms[request.room]
             reason = self._reason_to_wait(room, now_s)

@@ -87,6 +87,7 @@ class SchedulerLoop:
         self._inbox = Inbox(channel)
         self._parts = parts
         self._links = parts.links
+        self._has_tiers = parts.copier is not NO_COPIER or parts.lasting is not NO_LASTING_TIERS
         self._grammars = parts.grammars
         self._news = news
         self._step_log = stepping.meter.log
@@ -157,12 +158,15 @@ class SchedulerLoop:
         if answers := self._parts.admin.poll():
             self._events.admin_answers.extend(answers)
         self._links.linking.reconnect(now_s)
-        restored = [PagesRestored(number, None) for number in self._parts.copier.restored()]
-        restored += self._parts.lasting.restored()
+        restored = self._restored() if self._has_tiers else ()
         for event in (*self._links.poll(self._core.suspects()), *self._grammars.poll(), *restored):
             self._core.handle(event, now_s)
         self._core.expire(now_s)
         self._perform()
+
+    def _restored(self) -> list[PagesRestored]:
+        from_host = [PagesRestored(number, None) for number in self._parts.copier.restored()]
+        return [*from_host, *self._parts.lasting.restored()]
 
     # commands
 
@@ -262,7 +266,7 @@ class SchedulerLoop:
 
     def _flush(self) -> None:
         self._news.report(self._events)
-        if self._watching.is_on:
+        if self._step_log.is_on:  # somebody watches
             self._watching.report(self._events, time.monotonic())
         if message := self._events.SerializeToString():
             self._channel.send(message)

@@ -144,6 +144,8 @@ class Linking:
     def reconnect(self, now_s: float) -> None:
         """Link to members that have no link, again some time after each failure."""
         self._now_s = now_s
+        if not self._links:
+            return
         for peer, link in self._links.items():
             if link.state is LinkState.DOWN and link.retry_s <= now_s:
                 self._connect(peer, link)
