@@ -19,6 +19,7 @@ from diptych.engine.runner.gpu.graphs import Captured, Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.staging import Staging
+from diptych.engine.runner.gpu.step_ends import StepEnds
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.runner.sampling.sampler import sample_step
 from diptych.engine.values.batch import ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
@@ -68,7 +69,7 @@ def recordable(model: LoadedModel, kv: Tensor) -> GraphAttention:
     """Return what records the model's attention; of several kinds of layers, each beside the one in torch."""
     kinds = model.attention._extend
     if not isinstance(kinds, KindsAttention):
-        return TensorAttention(model.config, kv, torch.float32)
+        return TensorAttention(model.config.attending, kv, torch.float32)
     made = {each: TensorAttention(each._config, each._kv, torch.float32, each._sinks) for each in kinds.backends}
     places = [(made[each], place) for each, place in kinds.places]
     return KindsGraphAttention(list(made.values()), places, kinds.groups)
@@ -120,7 +121,7 @@ class Tokens:
     def token_ids(self) -> Tensor:
         return torch.from_numpy(self.result.token_ids)
 
-    def start_copy(self) -> WaitForResult:
+    def start_copy(self, ends: StepEnds) -> WaitForResult:
         return lambda: self.result
 
 

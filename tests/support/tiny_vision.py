@@ -97,21 +97,21 @@ class VisionModel:
         return [token for token in text[len(prompt) :] if isinstance(token, int)]
 
 
-def save_qwen2_5_vl(folder: Path) -> VisionModel:
-    """One layer of its tower sees all, the others see windows of two by two places."""
+def save_qwen2_5_vl(folder: Path, **text: Any) -> VisionModel:
+    """One layer of its tower sees all, the others see windows of two by two places. `text`: other settings of it."""
     import transformers
 
     vision = {**TOWER, **TOWER_SHAPE, "window_size": 2 * STEP, "fullatt_block_indexes": [1]}
-    config = transformers.Qwen2_5_VLConfig(text_config=dict(TEXT), vision_config=vision, **TOKENS)
+    config = transformers.Qwen2_5_VLConfig(text_config={**TEXT, **text}, vision_config=vision, **TOKENS)
     return _saved(folder, transformers.Qwen2_5_VLForConditionalGeneration, config)
 
 
-def save_qwen3_vl(folder: Path) -> VisionModel:
+def save_qwen3_vl(folder: Path, **others: Any) -> VisionModel:
     """Rows of its tower's first and last layers are added behind the first two layers of the text."""
     import transformers
 
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 3, 3], "mrope_interleaved": True}
-    text = {**TEXT, "head_dim": 20, "rope_parameters": rope}
+    text = {**TEXT, "head_dim": 20, "rope_parameters": rope, **others}
     vision = {**TOWER, **TOWER_SHAPE, "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2]}
     config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **TOKENS)
     return _saved(folder, transformers.Qwen3VLForConditionalGeneration, config)

@@ -13,6 +13,7 @@ from tiny_vision import VISION_END, VISION_START, VOCAB_SIZE, Prompt, contents_o
 
 from diptych.checkpoints.source import ModelSource
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch
 from diptych.engine.values.events import Emit, EmitTokens, Start
@@ -61,7 +62,7 @@ def request_of(
 class VisionEngine:
     """`batches` are those of the last `run`, and `logits` what it sampled from, by room."""
 
-    def __init__(self, source: ModelSource, runner: ModelRunner, max_step_tokens: int = 64) -> None:
+    def __init__(self, source: ModelSource, runner: ModelRunner | GpuRunner, max_step_tokens: int = 64) -> None:
         self.runner = runner
         self.cache = new_cache()
         limits = Limits(CONTEXT, VOCAB_SIZE, frozenset(), max_step_tokens, 16, vision=source.config.vision)

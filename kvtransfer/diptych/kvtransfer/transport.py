@@ -5,8 +5,9 @@ What names a peer can be decorated: `TensorParallelTransport` shows the ranks of
 rank's links to the ranks of a peer. Users ask for the protocol that they need.
 
 Ordering contract, per link and stream. Operations are done in the order they were submitted: a note arrives after every
-page of its own write and of all earlier ones. When one failed, all later ones of its stream fail too, for a note must
-not arrive without the pages before it; what there is to say about that goes by stream 0, which belongs to no room.
+page of its own write and of all earlier ones, while pages of writes without a note between them arrive in any order.
+When one failed, all later ones of its stream fail too, for a note must not arrive without the pages before it; what
+there is to say about that goes by stream 0, which belongs to no room.
 Streams do not wait for each other: they take turns by bytes, those of a higher priority first.
 
 Every operation ends in exactly one `OpDone`. `LinkDown` comes after the `OpDone` of every operation of that link, and

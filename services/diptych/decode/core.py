@@ -227,7 +227,7 @@ class DecodeCore:
 
     def commit(self, result: StepResult, now_s: float) -> None:
         gives_back = self._running.gives_back
-        step = self._running.commit(now_s)
+        step = self._running.commit(now_s - result.late_s)
         if step.chunks:
             collect_prompt_logprobs(step.chunks, result)
             collect_vectors(step, result)

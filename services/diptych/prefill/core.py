@@ -260,7 +260,7 @@ class PrefillCore:
         return build_sampling(self._step.sampled, self._limits.eos_ids, self._limits.vocab_size)
 
     def commit(self, result: StepResult, now_s: float) -> None:
-        self._pace.end(now_s)
+        self._pace.end(now_s - result.late_s)
         collect_prompt_logprobs(self._step.chunks, result)
         for chunk in self._step.chunks:
             if not chunk.is_last:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import re
 import threading
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,15 @@ from null_runner import NullRunner, expected_output
 from diptych.checkpoints.source import open_model
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.schedule.batch_builder import placeholder
-from diptych.engine.scheduler.stepping import TpModelWorkerClient
-from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.scheduler.stepping import OverlappedStepping, TpModelWorkerClient
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch, StepResult
 from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.output import FailureCode
 from diptych.generation.sampling_params import SamplingParams
 from diptych.grammars.compiler import Compiler
 
 VOCAB, PAGE, NUM_PAGES = 1000, 4, 128
+LAUNCH_S, RUN_S = 0.75, 0.5
 
 Engine = Any  # the fixture's class: test helpers can't be imported
 NewEngine = Callable[..., Engine]
@@ -224,6 +227,58 @@ def test_a_pass_can_be_queued_while_another_runs_and_gets_its_tokens() -> None:
     worker.result()
     worker.close()
     assert runner.inputs == [[5], first.token_ids.tolist()]
+
+
+class Device:
+    """A `ModelWorker` in virtual time. To launch a step takes the host longer than the one before has left."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._ends: deque[float] = deque()
+        self._free_s = 0.0
+
+    def forward(self, batch: ForwardBatch) -> None:
+        self.now_s += LAUNCH_S
+        self._free_s = max(self.now_s - LAUNCH_S, self._free_s) + RUN_S
+        self._ends.append(self._free_s)
+
+    def sample(self, sampling: SamplingBatch) -> None: ...
+
+    def result(self) -> StepResult:
+        end_s = self._ends.popleft()
+        late_s, self.now_s = max(0.0, self.now_s - end_s), max(self.now_s, end_s)
+        return StepResult(np.zeros(1, np.int64), late_s=late_s)
+
+    def close(self) -> None: ...
+
+
+class Steps:
+    """A core that has so many steps to do, each behind the other."""
+
+    can_overlap = True
+
+    def __init__(self, num_steps: int) -> None:
+        self.num_steps = num_steps
+        self.commits_s: list[float] = []
+
+    def plan(self, now_s: float) -> ForwardBatch | None:
+        self.num_steps -= 1
+        return replace(one_token(), mode=ForwardMode.DECODE) if self.num_steps >= 0 else None
+
+    def sampling(self) -> SamplingBatch:
+        return any_sampling()
+
+    def commit(self, result: StepResult, now_s: float) -> None:
+        self.commits_s.append(now_s)
+
+
+def test_a_step_lasts_until_the_device_is_done_not_until_somebody_asks() -> None:
+    device, core = Device(), Steps(5)
+    stepping: Any = OverlappedStepping(core, device, lambda: device.now_s)  # type: ignore[arg-type]
+    while stepping.advance(lambda: None):
+        pass
+    assert [step.took_s for step in stepping.meter.last_steps()] == [RUN_S] * 5
+    assert core.commits_s[0] == 2 * LAUNCH_S
 
 
 def one_token(token_id: int = 5) -> ForwardBatch:

@@ -1,7 +1,7 @@
 """A model's tower: from the pixels of an image to rows of hidden states, which stand in its places of the prompt.
 
 Products are those of `Ops`, attention is torch's. It keeps nothing: an image is computed at once, alone, so that its
-rows do not depend on what else is in a step.
+rows do not depend on what else is in a step. On a GPU all of it is queued on the step's stream: nobody waits.
 
 Source of the layers: the towers of Qwen2.5-VL (arXiv 2502.13923) and Qwen3-VL.
 """
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -67,7 +68,7 @@ class VisionTower:
             x = x + self._learned(self._positions, grid)
         turning = self._turning(grid)
         everywhere = [torch.arange(len(x), device=x.device)[None]]
-        windows = [torch.from_numpy(each).to(x.device) for each in window_patches(grid, tower.merge_size, tower.window)]
+        windows = [brought(each, x.device) for each in window_patches(grid, tower.merge_size, tower.window)]
         for layer in range(tower.num_layers):
             seen = everywhere if not tower.window or layer in tower.full_layers else windows
             x = self._layer(x, f"{TARGET}{layer}.", seen, turning)
@@ -80,7 +81,7 @@ class VisionTower:
         """Return `[num_patches, 3 * patch_size**2]`, normed; the patches of a row of the result lie together."""
         tower, device = self._tower, self._kernel.device
         patch, merge = tower.patch_size, tower.merge_size
-        pixels = torch.frombuffer(bytearray(image.rgb), dtype=torch.uint8).to(device).view(image.height, image.width, 3)
+        pixels = brought(np.frombuffer(bytearray(image.rgb), np.uint8), device).view(image.height, image.width, 3)
         normed = (pixels.float() - self._mean) / self._std
         rows, columns = image.height // patch // merge, image.width // patch // merge
         parted = normed.view(rows, merge, patch, columns, merge, patch, 3)
@@ -88,7 +89,7 @@ class VisionTower:
 
     def _turning(self, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, `[num_patches, 1, head_dim / 2]`: first those of heights, then of widths."""
-        places = torch.from_numpy(patch_places(grid, self._tower.merge_size)).to(self._frequencies.device)
+        places = brought(patch_places(grid, self._tower.merge_size), self._frequencies.device)
         angles = (places[..., None].float() * self._frequencies).transpose(0, 1).flatten(1)
         return angles.cos()[:, None], angles.sin()[:, None]
 
@@ -121,10 +122,10 @@ class VisionTower:
 
     def _learned(self, positions: Matrix, grid: tuple[int, int]) -> Tensor:
         """Return `[num_patches, hidden_size]`: the square of learned positions, stretched to the image's corners."""
-        side, device = math.isqrt(self._tower.num_positions), self._kernel.device
-        places = torch.from_numpy(patch_places(grid, self._tower.merge_size)).to(device)
-        longest = torch.tensor(grid, device=device)[:, None]
-        at = places.float() * (side - 1) / (longest - 1).clamp(min=1)
+        side = math.isqrt(self._tower.num_positions)
+        places = brought(patch_places(grid, self._tower.merge_size), self._kernel.device).float()
+        ends = max(1, grid[0] - 1), max(1, grid[1] - 1)
+        at = torch.stack([axis * (side - 1) / end for axis, end in zip(places, ends, strict=True)])
         first = at.floor()
         parts = torch.stack((first + 1 - at, at - first))  # of the position before, and of the next
         rows, columns = torch.stack((first, (first + 1).clamp(max=side - 1))).long().unbind(1)
@@ -143,6 +144,12 @@ class VisionTower:
         if bias is None:
             return F.rms_norm(x, (x.shape[-1],), weight, NORM_EPS)
         return F.layer_norm(x, (x.shape[-1],), weight, bias, NORM_EPS)
+
+
+def brought(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """Return an array on the device. Of a GPU nobody waits: the copy is queued behind what it does already."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _matrices(tower: Tower) -> list[str]:

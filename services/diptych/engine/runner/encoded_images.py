@@ -6,16 +6,20 @@ under the same salt, find the rows here as long as there is room. All ranks run 
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from diptych.engine.models.vision_tower import VisionTower
+from diptych.architectures.vision import VisionInput
+from diptych.engine.models.vision_tower import VisionTower, brought
 from diptych.engine.values.batch import ImageCounts, ImageRows
+from diptych.generation.segments import Image
 
 KEPT_NBYTES: Final = 256 << 20  # of rows; the newest image is kept in any case
 
@@ -40,6 +44,17 @@ class EncodedImages:
         self._nbytes = 0
         self.counts = ImageCounts()
 
+    def encode_extremes(self, vision: VisionInput) -> Tensor:
+        """Encode black images, the smallest and the largest that there are; return this one's rows, kept nowhere."""
+        side = math.isqrt(vision.max_pixels) // vision.step * vision.step
+        height = max(vision.step, side)
+        width = max(vision.step, vision.max_pixels // height // vision.step * vision.step)
+        self._black(vision.step, vision.step)
+        return self._black(height, width)
+
+    def _black(self, height: int, width: int) -> Tensor:
+        return self._tower_now().encode(Image(height, width, bytes(3 * height * width)))
+
     def forget(self) -> None:
         """Drop all rows, and the tower: its weights are about to be replaced, and nothing may keep them."""
         self._tower, self._nbytes = None, 0
@@ -54,8 +69,8 @@ class EncodedImages:
             self.forget()
             self._tower = tower
         parts = [self._of(each, tower, on_layer)[:, each.first : each.first + each.num_rows] for each in images]
-        tokens = torch.cat([torch.arange(each.token, each.token + each.num_rows) for each in images])
-        return StepImages(tokens.to(device), torch.cat(parts, dim=1))
+        tokens = np.concatenate([np.arange(each.token, each.token + each.num_rows) for each in images])
+        return StepImages(brought(tokens, device), torch.cat(parts, dim=1))
 
     def _of(self, wanted: ImageRows, tower: VisionTower, on_layer: Callable[[], None]) -> Tensor:
         found = self._rows.get(wanted.key)

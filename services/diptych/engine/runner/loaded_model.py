@@ -209,9 +209,6 @@ def load_model(
         if kv.is_cuda and part.config.pooling is not None and part.config.pooling.needs_all_tokens:
             words = f"pooling by {part.config.pooling.method} is not computed on GPUs yet: give --device cpu"
             raise ConfigError(f"{part.config.model_id}: {words}")
-        if kv.is_cuda and part.config.tower is not None:
-            words = "models that see images are not computed on GPUs yet: give --device cpu"
-            raise ConfigError(f"{part.config.model_id}: {words}")
         kinds = _kinds(part.config.attending, main, kv, options, sinks)
         backend = _choose(kinds, options)
         ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)

@@ -23,14 +23,17 @@ from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import token_nbytes, whole_layout
 from diptych.engine.options.served_model import open_draft
+from diptych.engine.runner.encoded_images import KEPT_NBYTES
 from diptych.engine.runner.gpu.bus import KernelBus
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.measuring import (
+    DeviceMemory,
     StepSpeed,
     longest_extend,
     longest_timed,
     measure,
+    measure_beside,
     measure_speed,
     timed_limits,
 )
@@ -38,6 +41,7 @@ from diptych.engine.runner.gpu.memory import (
     GIB,
     KvMemory,
     all_graphs_nbytes,
+    beside,
     buffer_pages,
     check_room_beside,
     found_on,
@@ -101,6 +105,18 @@ class ModelInPlace:
         return self._renew(self._runner)
 
 
+def _images_nbytes(model: LoadedModel, device: torch.device) -> int:
+    """Return what images take of a GPU: the largest one while it is encoded, and rows that are kept."""
+    images, vision = model.images, model.config.vision
+    if images is None or vision is None:
+        return 0
+    with torch.inference_mode():
+        nbytes = KEPT_NBYTES + measure_beside(lambda: images.encode_extremes(vision), device)
+    torch.cuda.empty_cache()
+    logger.info("images take up to %.1f GiB of GPU memory", nbytes / GIB)
+    return nbytes
+
+
 def _give_back_freed() -> None:
     """Have the C library give freed memory to the system: of freed matrices it would keep three quarters for others."""
     with contextlib.suppress(AttributeError):  # not every one can
@@ -128,6 +144,7 @@ class ModelLoader:
         self._ahead: LoadedModel | None = None
         self._weights_nbytes = 0  # of a GPU, that the first model has taken
         self._step_nbytes = 0  # that its largest step takes; 0: not measured
+        self._images_nbytes = 0  # that a tower takes, and the rows it has made; 0: there is none
 
     def kv_cache_mib(self, source: ModelSource) -> int:
         """Return how large the pool is to be. On a GPU this loads the model that `load` will put on it."""
@@ -140,6 +157,7 @@ class ModelLoader:
         self._weights_nbytes = torch.cuda.memory_allocated(self._device)
         if self._options.lora:
             model.loras.reserve()
+        self._images_nbytes = _images_nbytes(model, self._device)
         given, context_len = self._options.given_sizes, source.config.context_len
         self.chosen = choose(given, lambda: self._found(model), context_len, self._agreed)
         limits = self._limits(source.config)
@@ -153,7 +171,7 @@ class ModelLoader:
         On tensor-parallel ranks this is a collective.
         """
         options, limits = self._options, self._limits(model.config)
-        memory = measure(self._new_runner(model, limits), limits, options.page_size, self._device)
+        memory = self._measured(model, limits)
         token = token_nbytes(model.config, whole_layout(model.config, options.page_size, options.kv_dtype))
         recurrent = model.config.recurrent
         state = state_nbytes(recurrent, options.dtype) if recurrent else 0
@@ -162,6 +180,11 @@ class ModelLoader:
         known = memory, options.gpu_memory_share, limits.max_step_tokens
         speed = self._speed(model, timed_limits(limits, self._agreed(int(step_room(*known, kv)))))
         return found_on(*known, speed, kv)
+
+    def _measured(self, model: LoadedModel, limits: StepLimits) -> DeviceMemory:
+        """Return what there is for steps and KV, beside what images take."""
+        found = measure(self._new_runner(model, limits), limits, self._options.page_size, self._device)
+        return beside(found, self._images_nbytes)
 
     def _speed(self, model: LoadedModel, limits: StepLimits) -> StepSpeed:
         page_size = self._options.page_size
@@ -206,7 +229,7 @@ class ModelLoader:
 
     def _measured_mib(self, model: LoadedModel, limits: StepLimits) -> int:
         options = self._options
-        memory = measure(self._new_runner(model, limits), limits, options.page_size, self._device)
+        memory = self._measured(model, limits)
         self._step_nbytes = memory.step_peak
         kinds = 0 if options.cuda_graphs == "off" else 2 if options.lora else 1
         graphs = all_graphs_nbytes(model.config, limits, memory.step_peak, kinds)
@@ -241,7 +264,15 @@ class ModelLoader:
         from diptych.engine.runner.gpu.new_runner import new_runner  # needs Triton
 
         bus = KernelBus(self._device) if self._options.host_cache_mib else None  # pages keep the copy engines busy
-        return new_runner(model, limits, self._device, with_graphs=with_graphs, layer_listener=layer_listener, bus=bus)
+        return new_runner(
+            model,
+            limits,
+            self._device,
+            with_graphs=with_graphs,
+            layer_listener=layer_listener,
+            bus=bus,
+            on_tower_layer=self._on_tower_layer,
+        )
 
     def _load_beside(self, source: ModelSource, kv: Tensor) -> LoadedModel:
         """Load other weights, of the same shape, while the first ones serve."""
@@ -282,6 +313,7 @@ class ModelLoader:
             self._options.max_drafts,
             num_window_groups=len(model.page_groups) - 1,
             max_loras=self._options.num_lora_slots,
+            num_axes=0 if model.mrope is None else len(model.mrope.sizes),
         )
 
     def _model_options(self) -> ModelOptions:

@@ -181,11 +181,11 @@ class Running:
         """Whether the oldest step may give pages back when it is over, beside those of requests that end with it."""
         return self._steps.keep_any or self._cache.windows.num_groups > 0
 
-    def commit(self, now_s: float) -> Step:
-        """Return the oldest step launched, which has run."""
-        self._pace.end(now_s)
+    def commit(self, ended_s: float) -> Step:
+        """Return the oldest step launched, which ended then."""
+        self._pace.end(ended_s)
         if self._drafter is not None:
-            self._drafter.committed(now_s)
+            self._drafter.committed(ended_s)
         step = self._steps.commit()
         if self._cache.windows.num_groups:
             self._pass_windows(step)

@@ -141,7 +141,7 @@ class SynchronousStepping:
             self._core.give_up()
             return True
         now_s = self._clock()
-        self.meter.end(now_s)
+        self.meter.end(now_s - result.late_s)
         self._core.commit(result, now_s)
         perform()
         return True
@@ -198,7 +198,7 @@ class OverlappedStepping:
 
     def _commit(self, perform: Callable[[], None]) -> None:
         result, now_s = self._worker.result(), self._clock()
-        self.meter.end(now_s)
+        self.meter.end(now_s - result.late_s)
         self._core.commit(result, now_s)
         self._is_running = False
         perform()

@@ -300,6 +300,7 @@ class StepResult:
     # [size] of each sample: what a model that makes no text has made, else of the `labels`; None: of neither
     vectors: Sequence[F32] | None = None
     attention: Mapping[int, TokenAttention] | None = None  # of one token each, by sample, if a row wants it
+    late_s: float = 0.0  # how long the device had been done when its result was asked for
 
 
 @dataclass(frozen=True, slots=True)

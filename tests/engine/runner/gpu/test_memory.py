@@ -19,6 +19,7 @@ from diptych.engine.runner.gpu.memory import (
     SPARE_NBYTES,
     KvMemory,
     all_graphs_nbytes,
+    beside,
     buffer_pages,
     check_room_beside,
     found_on,
@@ -35,6 +36,11 @@ def test_the_pool_takes_what_weights_steps_and_graphs_leave_of_the_share() -> No
     assert pool_nbytes(ALONE, 0.75, 0) == (75 - 15 - 3) * GIB
     assert pool_nbytes(ALONE, 0.75, 2 * GIB) == (75 - 15 - 3 - 2) * GIB
     assert pool_nbytes(ALONE, 0.75, 2 * GIB, GIB) == (75 - 15 - 3 - 2 - 1) * GIB
+
+
+def test_what_images_take_is_neither_for_steps_nor_for_the_pool() -> None:
+    assert pool_nbytes(beside(ALONE, 2 * GIB), 0.75, 0) == (75 - 15 - 3 - 2) * GIB
+    assert pool_nbytes(beside(ALONE, 80 * GIB), 1.0, 0) == 1 * GIB, "no more than is free"
 
 
 def test_what_leaves_for_host_memory_takes_what_the_largest_step_writes_but_no_more_than_there_is_to_keep() -> None:

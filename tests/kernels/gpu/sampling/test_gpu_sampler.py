@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from diptych.common.arrays import I64
+from diptych.engine.runner.gpu.step_ends import StepEnds
 from diptych.engine.runner.sampling.gpu_sampler import GpuSampler
 from diptych.engine.runner.sampling.sampler import sample_step
 from diptych.engine.runner.sampling.torch_sampler import TorchSampler
@@ -88,7 +89,7 @@ def test_a_step_is_that_of_torch(device: torch.device, wishes: Any, dtype: torch
     sampler = GpuSampler(device, vocab_size, max_rows=3)  # fewer than there are
     expected = sample_step(TorchSampler(), logits.clone(), sampling, prompt_rows)
     queued = sampler.queue(batch_with(prompt_rows), logits.to(device, copy=True), sampling)
-    assert_same(queued.start_copy()(), expected)
+    assert_same(queued.start_copy(StepEnds())(), expected)
 
 
 def test_the_edges_of_what_may_be_asked_are_those_of_torch(device: torch.device) -> None:
@@ -121,7 +122,7 @@ def test_the_tokens_of_many_draws_have_their_probabilities(device: torch.device)
 
 
 def chosen(sampler: GpuSampler, logits: Tensor, sampling: SamplingBatch) -> I64:
-    return sampler.queue(batch_with(None), logits, sampling).start_copy()().token_ids
+    return sampler.queue(batch_with(None), logits, sampling).start_copy(StepEnds())().token_ids
 
 
 def unseeded(count: int) -> SamplingBatch:
@@ -153,7 +154,7 @@ def test_nothing_is_compiled_after_the_warm_up(dtype: torch.dtype) -> None:
         prompt_rows = PromptRows(np.arange(3), np.array([0, 5, 300]), count)
         for sampling in (plain(count, 1000), with_everything(count, 1000), unseeded(count)):
             logits = torch.randn(count + 3, 1000, device=device).to(dtype)
-            sampler.queue(batch_with(prompt_rows), logits, sampling).start_copy()()
+            sampler.queue(batch_with(prompt_rows), logits, sampling).start_copy(StepEnds())()
     assert num_variants() == variants
 
 

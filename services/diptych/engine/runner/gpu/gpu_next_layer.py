@@ -30,7 +30,9 @@ class GpuNextLayer(GpuDraftModel):
         self._rows.reserve(limits.max_step_tokens + limits.max_samples)
         self.places = RowPlaces(model.rows.page_size)
         device = model.rows.table.device
-        self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None  # None: where it is emulated
+        is_gpu = device.type == "cuda"  # else it is emulated
+        self._beside = torch.cuda.Stream(device) if is_gpu else None
+        self._last_put = torch.cuda.Event() if is_gpu else None
 
     def follow(self, batch: ForwardBatch, newest: Tensor, on_layer: OnLayer | None) -> None:
         joined = replace(batch, rows_before=self.places.begin(batch))
@@ -38,15 +40,19 @@ class GpuNextLayer(GpuDraftModel):
         super().follow(joined, newest, on_layer)
 
     def row(self, slot: int) -> bytes:
-        """See `DraftModel.row`. It is there since its step has run: the steps that are queued are not waited for."""
+        """See `DraftModel.row`. It is there since its step, or `put_row`, has run: no later step is waited for."""
         place = self.places.of(slot)
         if not place:
             return b""
         with torch.cuda.stream(self._beside):
+            if self._last_put is not None:
+                self._last_put.wait()
             return self._rows.read(place)
 
     def put_row(self, slot: int, row: bytes) -> None:
         self._rows.write(self.places.put(slot), row)
+        if self._last_put is not None:
+            self._last_put.record()
 
     def _step(self, batch: DraftBatch, place: int) -> ForwardBatch:
         return joining(batch, place, self.places)

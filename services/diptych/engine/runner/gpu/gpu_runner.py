@@ -25,6 +25,7 @@ from diptych.engine.runner.gpu.graphs import Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs
 from diptych.engine.runner.gpu.ladder import NO_SLOT, rung_of, token_rung_of
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
+from diptych.engine.runner.gpu.step_ends import StepEnds
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.values.batch import (
     DraftModel,
@@ -54,7 +55,7 @@ class Sampled(Protocol):
         """int64 `[num_samples]`."""
         ...
 
-    def start_copy(self) -> WaitForResult: ...
+    def start_copy(self, ends: StepEnds) -> WaitForResult: ...
 
 
 class LaunchSampling(Protocol):
@@ -82,12 +83,14 @@ class GpuRunner:
         with_adapters: Recorded,
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
         draft_model: Follower | None = None,
+        on_tower_layer: Callable[[], None] = lambda: None,
     ) -> None:
         """`newest`: int64 `[max_samples]` on the device, where the tokens sampled last are kept.
 
         A step in which nobody has an adapter is `recorded` without what adapters add.
 
         `layer_listener` is asked before each step who is to hear that the kernels of a layer are queued.
+        `on_tower_layer` hears of each layer of the tower, as far as it is queued.
         """
         self.model = model
         self._memory: WeightMemory | None = None
@@ -99,6 +102,8 @@ class GpuRunner:
         self.layer_listener = layer_listener
         self.draft_model: DraftModel | None = draft_model
         self._follower = draft_model
+        self._ends = StepEnds()
+        self._on_tower_layer = on_tower_layer
 
     @property
     def image_counts(self) -> ImageCounts:
@@ -155,7 +160,7 @@ class GpuRunner:
         with torch.inference_mode():
             sampled = self._launch_sampling(batch, logits, sampling)
             self.take(sampled.token_ids)
-            return sampled.start_copy()
+            return sampled.start_copy(self._ends)
 
     def take(self, token_ids: Tensor) -> None:
         """Queue that placeholders of the next step stand for these, int64 on the device."""
@@ -180,8 +185,8 @@ class GpuRunner:
         return self._launch(batch)
 
     def _launch(self, batch: ForwardBatch) -> Tensor:
-        """Queue kernel by kernel."""
-        staged = self._inputs.stage(batch)
+        """Queue kernel by kernel; first the tower's, of images whose rows are not there."""
+        staged = self.model.with_images(self._inputs.stage(batch), self._on_tower_layer)
         self.model.attention.init_forward_metadata(staged)
         return self._forward(staged, self.layer_listener())[: len(logits_rows(batch))]
 

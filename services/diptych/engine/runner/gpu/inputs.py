@@ -16,7 +16,7 @@ from diptych.engine.values.batch import ForwardBatch, WindowGroups
 from diptych.kernels.row_groups import RowGroups, row_groups
 from diptych.kernels.token_tiles import I32, TokenTiles, tile_tokens
 
-NUM_ARRAYS: Final = 17
+NUM_ARRAYS: Final = 18
 NO_STATES: Final = np.zeros(0, np.int64)
 NO_ADAPTERS: Final = (np.zeros(0, np.int32), np.zeros(0, np.int32))
 NO_GROUPS: Final = NO_ADAPTERS
@@ -39,6 +39,7 @@ class StepLimits:
     max_drafts: int = 0  # that a step verifies, of all its requests
     num_window_groups: int = 0  # of layers, see `WindowGroups`
     max_loras: int = 0  # slots of adapters
+    num_axes: int = 0  # by which positions turn, in models of several: see `rope_positions`
 
     @property
     def most_graph_tokens(self) -> int:
@@ -55,7 +56,7 @@ class StepLimits:
         """The bytes of a step's arrays."""
         num_tokens, num_groups = self.max_step_tokens + self.max_samples, 1 + self.num_window_groups
         of_adapters = 2 * (4 + 12) if self.max_loras else 0  # all tokens and the late ones, and their tiles
-        per_token = (4 + num_groups) * 8 + of_adapters  # ids, positions, rows, places of rows before; slots
+        per_token = (4 + num_groups + self.num_axes) * 8 + of_adapters  # ids, positions, rows and those before; slots
         of_rows = 2 if self.max_drafts else 0  # where they begin that attend together, and their numbers
         per_request = (2 + of_rows + num_groups * self.max_pages) * 4 + 8  # lengths, starts; pages; states
         return num_tokens * per_token + (self.max_samples + 1) * per_request + NUM_ARRAYS * ALIGNMENT
@@ -69,7 +70,7 @@ class StepInputs:
     ) -> None:
         """`rows_together`: of a request, that attention takes at once at most."""
         self._staging = staging
-        self._num_adapters = limits.max_loras
+        self._num_adapters, self._num_axes = limits.max_loras, limits.num_axes
         self._rungs = ladder(limits.max_samples)
         self._rows_together = rows_together if limits.max_drafts else 0
         shape = (1 + limits.num_window_groups, limits.max_samples, limits.max_pages)
@@ -110,6 +111,7 @@ class StepInputs:
             joined,
             *of_all,  # which are read at one address, too
             batch.positions,
+            self._axes(batch),
             batch.out_slots,
             late_rows,
             batch.seq_lens.astype(np.int32),
@@ -122,11 +124,13 @@ class StepInputs:
             windows.page_tables,
         ]
         uploaded = self._staging.upload(arrays)
-        ids, before, tokens, token_tiles, positions, slots, rows, lens, starts = uploaded[:9]
-        firsts, counts, states, window_slots, late, late_tiles, table, tables = uploaded[9:]
+        ids, before, tokens, token_tiles, positions, axes, slots, rows, lens, starts = uploaded[:10]
+        firsts, counts, states, window_slots, late, late_tiles, table, tables = uploaded[10:]
         staged = StagedBatch(batch, ids, positions, slots, table, lens, starts, rows)
         if batch.rows_before is not None:
             staged = replace(staged, rows_before=before)
+        if self._num_axes:
+            staged = replace(staged, rope_positions=axes)
         if self._rows_together:
             staged = replace(staged, row_groups=RowGroups(firsts, counts))
         if batch.adapters is not None:
@@ -137,6 +141,12 @@ class StepInputs:
         if batch.window_groups is not None:
             staged = replace(staged, window_tables=tables, window_slots=window_slots)
         return staged
+
+    def _axes(self, batch: ForwardBatch) -> I64:
+        """Return `[num_axes, num_tokens]` positions, also of steps of text: a graph reads them in each."""
+        if batch.rope_positions is not None and self._num_axes:
+            return batch.rope_positions
+        return np.broadcast_to(batch.positions, (self._num_axes, len(batch.positions)))
 
     def _late_rows(self, batch: ForwardBatch) -> I64:
         """Return `logits_rows`, as many as a graph of decode steps has: the first token stands for those it lacks.

@@ -52,9 +52,9 @@ def token_ladder(most: int) -> tuple[int, ...]:
 def token_rung_of(batch: ForwardBatch, rungs: Sequence[int]) -> int | None:
     """Return for how many tokens the pieces are recorded by which to compute `batch`; None: kernel by kernel.
 
-    It has prompts, and perhaps requests that continue.
+    It has prompts, and perhaps requests that continue. What is recorded has no place for rows of images.
     """
-    if batch.mode is ForwardMode.DECODE:
+    if batch.mode is ForwardMode.DECODE or batch.images:
         return None
     return next((rung for rung in rungs if rung >= len(batch.input_ids)), None)
 
@@ -81,6 +81,7 @@ def pad(batch: ForwardBatch, size: int) -> ForwardBatch:
         window_groups=batch.window_groups and _padded(batch.window_groups, missing),
         row_lens=None if batch.row_lens is None else _pad(batch.row_lens, missing, 1),
         rows_before=None if batch.rows_before is None else _pad(batch.rows_before, missing, 0),
+        rope_positions=None if batch.rope_positions is None else np.pad(batch.rope_positions, ((0, 0), (0, missing))),
     )
 
 

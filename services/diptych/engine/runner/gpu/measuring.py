@@ -54,6 +54,19 @@ def measure(runner: Runner, limits: StepLimits, page_size: int, device: torch.de
     return DeviceMemory(total, free, own, peak)
 
 
+def measure_beside(work: Callable[[], object], device: torch.device) -> int:
+    """Return how many bytes `work` takes of the device, beside what is there, until what it returned is dropped.
+
+    The first run compiles and loads kernels; the second is measured.
+    """
+    work()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
 def longest_extend(limits: StepLimits, page_size: int) -> int:
     """Return how many tokens a request of the largest step has."""
     num_requests = min(limits.max_requests, limits.max_step_tokens)

@@ -7,7 +7,7 @@ take, weights, the largest step and the graphs get theirs; what is left is the p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from diptych.architectures.config import ModelConfig
@@ -78,6 +78,11 @@ def found_on(memory: DeviceMemory, share: float, num_tokens: int, speed: StepSpe
 def step_room(memory: DeviceMemory, share: float, num_tokens: int, kv: KvMemory) -> float:
     """Return how many tokens a step has that takes as much as it may; `memory` as in `found_on`."""
     return _left(memory, share, kv)[1] * num_tokens / max(1, memory.step_peak)
+
+
+def beside(memory: DeviceMemory, nbytes: int) -> DeviceMemory:
+    """Return what there is where `nbytes` are for something else, at all times: they count as the process's own."""
+    return replace(memory, own=memory.own + nbytes, free=max(0, memory.free - nbytes))
 
 
 def _left(memory: DeviceMemory, share: float, kv: KvMemory) -> tuple[int, int]:

@@ -33,6 +33,7 @@ def new_runner(
     with_graphs: bool,
     layer_listener: Callable[[], OnLayer | None] = lambda: None,
     bus: Bus | None = None,
+    on_tower_layer: Callable[[], None] = lambda: None,
 ) -> GpuRunner:
     """Return what runs `model` on its pool; with graphs of what can be recorded. `bus`: other than the copy engines."""
     new = partial(_runner, limits=limits, device=device, with_graphs=with_graphs, bus=bus)
@@ -40,7 +41,7 @@ def new_runner(
         sampler = GpuSampler(device, model.config.vocab_size, limits.max_samples, bus)
         sampler.warm_up(DTYPES[model.options.dtype])
         launch = sampler.queue if model.pooler is None else _pooling(model.pooler, bus or CopyEngines())
-        return new(model, launch, layer_listener, _new_follower(model.draft, new, limits))
+        return new(model, launch, layer_listener, _new_follower(model.draft, new, limits), on_tower_layer)
 
 
 def _pooling(pooler: Pooler, bus: Bus) -> LaunchSampling:
@@ -61,6 +62,7 @@ def _runner(
     launch_sampling: LaunchSampling,
     layer_listener: Callable[[], OnLayer | None],
     draft_model: Follower | None = None,
+    on_tower_layer: Callable[[], None] = lambda: None,
     *,
     limits: StepLimits,
     device: torch.device,
@@ -85,6 +87,7 @@ def _runner(
         nothing_recorded(),
         layer_listener,
         draft_model,
+        on_tower_layer,
     )
 
 

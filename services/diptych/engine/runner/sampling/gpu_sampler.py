@@ -18,6 +18,7 @@ from torch import Tensor
 from diptych.common.arrays import F32
 from diptych.engine.runner.gpu.bus import Bus, CopyEngines
 from diptych.engine.runner.gpu.staging import pack, place
+from diptych.engine.runner.gpu.step_ends import StepEnds
 from diptych.engine.runner.sampling.sampler import flat_label_logprobs
 from diptych.engine.runner.sampling.uniforms import uniforms
 from diptych.engine.values.batch import (
@@ -72,8 +73,8 @@ class DeviceResult:
     vectors: Tensor | None = None  # float32, sample after sample
     vector_lens: Sequence[int] = ()  # [num_samples]
 
-    def start_copy(self) -> WaitForResult:
-        """Queue the copy to the host on the current stream; return what waits for it."""
+    def start_copy(self, ends: StepEnds) -> WaitForResult:
+        """Queue the copy to the host on the current stream; return what waits for it, with `ends`."""
         result = StepResult(
             _to_host(self.token_ids, self.bus).numpy(),
             None if self.logprobs is None else self.logprobs.to_host(self.bus),
@@ -82,9 +83,9 @@ class DeviceResult:
         )
         if self.token_ids.device.type == "cpu":
             return lambda: result
-        is_over = torch.cuda.Event()
+        is_over = torch.cuda.Event(enable_timing=True)
         is_over.record()
-        return partial(_wait, is_over, result, self.inputs)
+        return partial(_wait, ends, is_over, result, self.inputs)
 
     def _cut(self, vectors: Tensor) -> list[F32]:
         return list(map(Tensor.numpy, torch.split(vectors, list(self.vector_lens))))
@@ -97,10 +98,10 @@ def pooled_result(vectors: Tensor, bus: Bus) -> DeviceResult:
     return DeviceResult(token_ids, None, None, bus, (), vectors.flatten(), [vectors.shape[1]] * len(vectors))
 
 
-def _wait(is_over: torch.cuda.Event, result: StepResult, inputs: Sequence[Tensor]) -> StepResult:
+def _wait(ends: StepEnds, is_over: torch.cuda.Event, result: StepResult, inputs: Sequence[Tensor]) -> StepResult:
     """Whoever holds this call keeps the `inputs`."""
-    is_over.synchronize()
-    return result
+    late_s = ends.wait(is_over)
+    return replace(result, late_s=late_s) if late_s else result
 
 
 def _to_host(tensor: Tensor, bus: Bus) -> Tensor:

@@ -1,0 +1,138 @@
+"""Images by the runner of GPUs, on a GPU and emulated: logits and tokens of transformers, with graphs and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+import torch
+from emulated_gpu import Recorder, emulated_runner
+from tiny_vision import VisionModel, picture, save_qwen2_5_vl, save_qwen3_vl
+from vision_engine import NUM_OUTPUTS, NUM_PAGES, PAGE_SIZE, TWO_IMAGES, VisionEngine, request_of, seen
+
+from diptych.checkpoints.source import ModelSource, open_model
+from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine.runner.gpu.gpu_runner import GpuRunner
+from diptych.engine.runner.gpu.inputs import StepLimits
+from diptych.engine.runner.gpu.ladder import ladder
+from diptych.engine.runner.loaded_model import ModelOptions, load_model
+from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.values.batch import ImageCounts
+
+MAX_REQUESTS: Final = 8
+LIMITS: Final = StepLimits(max_step_tokens=64, max_requests=MAX_REQUESTS, max_pages=64, num_axes=3)
+TOKEN_RUNGS: Final = (16, 64)
+OF_GPU: Final = (
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),  # kernels are compiled
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+)
+HEADS: Final[dict[str, Any]] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}  # as kernels norm
+TURNING: Final = {"rope_type": "default", "rope_theta": 10000.0}
+SAVED: Final[dict[str, Callable[..., VisionModel]]] = {
+    "qwen2.5-vl": lambda folder: save_qwen2_5_vl(
+        folder,
+        hidden_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        rope_parameters={**TURNING, "mrope_section": [4, 6, 6]},
+    ),
+    "qwen3-vl": lambda folder: save_qwen3_vl(
+        folder, **HEADS, rope_parameters={**TURNING, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    ),
+}
+NewRunner = Callable[[ModelSource, str], GpuRunner]
+
+
+def emulated(source: ModelSource, graphs: str) -> GpuRunner:
+    layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32")
+    kv = torch.full(layout.shape, torch.nan)
+    model = load_model(source, kv, ModelOptions("float32"))
+    rungs, token_rungs = (ladder(MAX_REQUESTS), TOKEN_RUNGS) if graphs == "on" else ((), ())
+    return emulated_runner(model, kv, LIMITS, rungs=rungs, token_rungs=token_rungs, recorder=Recorder())
+
+
+def on_gpu(source: ModelSource, graphs: str) -> GpuRunner:
+    from diptych.engine.runner.gpu.new_runner import new_runner
+
+    device = torch.device("cuda:0")
+    layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32")
+    kv = torch.zeros(layout.shape, device=device)
+    model = load_model(source, kv, ModelOptions("float32"))
+    return new_runner(model, LIMITS, device, with_graphs=graphs == "on")
+
+
+@pytest.fixture(scope="module", params=SAVED)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VisionModel:
+    return SAVED[request.param](tmp_path_factory.mktemp("vision"))
+
+
+@pytest.fixture(scope="module")
+def source(model: VisionModel) -> ModelSource:
+    return open_model(str(model.folder))
+
+
+@pytest.mark.parametrize(
+    ("new_runner", "graphs", "step_tokens"),
+    [
+        pytest.param(emulated, "on", 7, id="emulated"),
+        *(
+            pytest.param(on_gpu, graphs, step_tokens, marks=OF_GPU, id=f"graphs-{graphs}-{step_tokens}")
+            for graphs in ("off", "on")
+            for step_tokens in (64, 7)
+        ),
+    ],
+)
+def test_a_prompt_with_two_images_gives_the_logits_and_tokens_of_transformers(
+    model: VisionModel, source: ModelSource, new_runner: NewRunner, graphs: str, step_tokens: int
+) -> None:
+    """And so do requests of text and of images together, some of them in decode steps where others begin."""
+    engine = VisionEngine(source, new_runner(source, graphs), step_tokens)
+    tokens = model.greedy(TWO_IMAGES, NUM_OUTPUTS)
+    assert engine.run(request_of(1, TWO_IMAGES))[1] == tokens
+    logits = model.logits([*TWO_IMAGES, *tokens[:-1]])[-NUM_OUTPUTS:]
+    torch.testing.assert_close(torch.stack(engine.logits[1]).cpu().float(), logits, atol=1e-3, rtol=1e-4)
+    counts = engine.runner.image_counts
+    assert counts == ImageCounts(num_encoded=2, num_rows=23)
+    prompts = {2: seen(picture(5, 2, 3)), 3: [9, 8, 7, 6, 5], 4: TWO_IMAGES}
+    found = engine.run(*(request_of(room, prompt) for room, prompt in prompts.items()))
+    assert found == {room: model.greedy(prompt, NUM_OUTPUTS) for room, prompt in prompts.items()}
+    assert engine.runner.image_counts.num_encoded == 3, "the same images were encoded twice"
+    graphs_used = engine.runner.graph_use.num_graphs
+    assert graphs_used > 0 if graphs == "on" else not graphs_used
+
+
+def test_a_graph_of_text_behind_an_image_reads_the_positions_of_each_step(
+    model: VisionModel, source: ModelSource
+) -> None:
+    """The same graph, first where no image is before: a recording that took its positions would go on with these."""
+    engine = VisionEngine(source, emulated(source, "on"))
+    for room, prompt in {1: [9, 8, 7, 6, 5], 2: TWO_IMAGES, 3: [5, 6, 7]}.items():
+        assert engine.run(request_of(room, prompt))[room] == model.greedy(prompt, NUM_OUTPUTS)
+
+
+def test_the_largest_and_the_smallest_image_are_encoded_ahead_and_nothing_of_them_is_kept(source: ModelSource) -> None:
+    runner, vision = emulated(source, "off"), source.config.vision
+    images = runner.model.images
+    assert images is not None
+    assert vision is not None
+    with torch.inference_mode():
+        rows = images.encode_extremes(vision)
+    assert rows.shape[1] == vision.max_pixels // vision.step**2
+    assert images.counts == ImageCounts()
+    assert not images._rows
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_memory_that_images_take_is_measured_before_the_pool_gets_the_rest(
+    model: VisionModel, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As a worker starts: measured, warmed up, and text generated."""
+    options = EngineOptions(device="cuda", dtype="bfloat16", max_step_tokens=64, max_requests=8, gpu_memory_share=0.3)
+    with Engine(str(model.folder), options) as engine:
+        found = engine.generate_batch([[5, 6, 7]], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
+    assert len(found[0].token_ids) == 4
+    assert "images take up to" in capfd.readouterr().err
