@@ -30,9 +30,7 @@ PROCESSES: Final[Mapping[str, str]] = {
     "checks of grammars": "import diptych.grammars.check_process",
     "Engine": "from diptych.engine import Engine",
 }
-COMMANDS: Final = (
-    "from diptych.cli.main import COMMANDS; print(*[f'{k}={v.module}' for k, v in COMMANDS.items()], sep='\\n')"
-)
+COMMANDS: Final = "from diptych.cli.main import COMMANDS; [print(k, v.module, sep='=') for k, v in COMMANDS.items()]"
 TIMED: Final = "import gc, time; gc.disable(); {}; print(1e3 * time.process_time())"
 
 
