@@ -134,6 +134,8 @@ def measure(options: Namespace, site: Site, config: ModelConfig) -> int:
     with (options.keep / REQUESTS).open("w") as file, (options.keep / LOG).open("w") as log:
         for names in AT_ONCE:
             wanted = [name for name in names if name in options.platforms]
+            if not wanted:
+                continue
             with ExitStack() as stack:
                 platforms = started(stack, wanted, site)
                 code |= len(platforms) < len(wanted)
