@@ -41,7 +41,7 @@ ALONE: Final = (
 )
 FAMILIES: Final = (  # one worker makes their models, each once
     *("engine/runner/test_families", "engine/runner/test_families_on_gpus", "engine/runner/gpu/test_piece_graphs"),
-    "pd/test_families",
+    *("pd/test_families", "pd/test_unlike_families"),
 )
 
 

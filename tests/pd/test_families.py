@@ -16,6 +16,8 @@ import torch
 from stepped_engine import local_core
 
 from diptych.checkpoints.source import ModelSource, open_model
+from diptych.engine.cache.host_pages import HostPages
+from diptych.engine.cache.host_tier import HostTier
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.page_ids import PROOF_NBYTES, groups
 from diptych.engine.cache.tier import Tier
@@ -148,10 +150,12 @@ def move(pair: Any) -> bool:
     return any([pair.deliver(pair.decode), pair.step(pair.prefill), pair.deliver(pair.prefill), pair.step(pair.decode)])
 
 
-def test_one_worker_generates_the_tokens_of_transformers_also_from_cached_prefixes_and_from_files(
+def test_one_worker_generates_the_tokens_of_transformers_also_from_every_tier(
     family_model: Any, new_model: Any, beside: dict[str, Any], tmp_path: Path
 ) -> None:
-    """In the second round prompts are cached; in the third, the next turns, a later process has but the files."""
+    """In the second round prompts are cached. In the next turns what was is in host memory alone, or a later life has
+    nothing but the files, whatever a family keeps of a text.
+    """
     pool, runner = new_model(NUM_PAGES)
     files = page_files(pool, family_model, tmp_path)
     tier = FileTier(files)
@@ -169,6 +173,16 @@ def test_one_worker_generates_the_tokens_of_transformers_also_from_cached_prefix
     )
     alone = local_core(new_cache(NUM_PAGES, beside), Limits(256, 200, frozenset(), STEP_TOKENS, 16))
     expected = aggregated(alone, runner, next_turns, lambda: None)
+
+    memory = pool.reshape(-1).view(np.uint8)
+    copier = HostPages(memory.data, len(memory) // NUM_PAGES, NUM_PAGES)
+    cache = new_cache(NUM_PAGES, beside, [HostTier(NUM_PAGES, copier)])
+    core = local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16))
+    assert aggregated(core, runner, family_model, lambda: None) == family_model.outputs
+    cache._evict(cache.num_available)
+    pool[:] = np.nan
+    assert aggregated(core, runner, next_turns, lambda: None) == expected
+    assert cache.moves.num_restored > len(family_model.prompts)
     pool[:] = np.nan
 
     files = page_files(pool, family_model, tmp_path)

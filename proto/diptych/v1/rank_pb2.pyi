@@ -310,7 +310,7 @@ class ConnectPeer(_message.Message):
     def __init__(self, peer: _Optional[int] = ..., metadata: _Optional[bytes] = ...) -> None: ...
 
 class CopyPages(_message.Message):
-    __slots__ = ("operation", "peer", "src", "dst", "first_layer", "end_layer", "skip_tokens", "stream", "priority", "timeout_s", "with_digest")
+    __slots__ = ("operation", "peer", "src", "dst", "first_layer", "end_layer", "skip_tokens", "stream", "priority", "timeout_s", "with_digest", "as_bytes")
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     SRC_FIELD_NUMBER: _ClassVar[int]
@@ -322,6 +322,7 @@ class CopyPages(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     WITH_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    AS_BYTES_FIELD_NUMBER: _ClassVar[int]
     operation: int
     peer: int
     src: bytes
@@ -333,7 +334,8 @@ class CopyPages(_message.Message):
     priority: int
     timeout_s: float
     with_digest: bool
-    def __init__(self, operation: _Optional[int] = ..., peer: _Optional[int] = ..., src: _Optional[bytes] = ..., dst: _Optional[bytes] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., skip_tokens: _Optional[int] = ..., stream: _Optional[int] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., with_digest: _Optional[bool] = ...) -> None: ...
+    as_bytes: bool
+    def __init__(self, operation: _Optional[int] = ..., peer: _Optional[int] = ..., src: _Optional[bytes] = ..., dst: _Optional[bytes] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., skip_tokens: _Optional[int] = ..., stream: _Optional[int] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., with_digest: _Optional[bool] = ..., as_bytes: _Optional[bool] = ...) -> None: ...
 
 class DigestOwnPages(_message.Message):
     __slots__ = ("operation", "pages")

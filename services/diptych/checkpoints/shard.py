@@ -68,7 +68,8 @@ class Shard:
 
         Of a tensor without cuts it takes nothing.
         """
-        local = replace(self.config(model), vocab_size=self.vocab_rows(model.vocab_size))
+        head = model.eagle and replace(model.eagle, num_rows=self.vocab_rows(model.eagle.num_rows))
+        local = replace(self.config(model), vocab_size=self.vocab_rows(model.vocab_size), eagle=head)
         pairs = zip(place(model), place(local), strict=True)
         own = local.moe.own if local.moe else None
         return [

@@ -160,7 +160,9 @@ class Grants:
         self._importing.append(room)
         self._in_flight.add(request, room.peer)
         room.granted = self._cache.begin_import(request)
-        room.groups = self._cache.handed(request.prompt_len, request.cached_len, self._cache.page_size)
+        room.groups = self._cache.handed(request, request.cached_len, self._cache.page_size)
+        if self._cache.windows.num_groups:
+            room.first_seen = self._cache.windows.live_from(request.prompt_len)
         room.generations = tuple(self._cache.pool.generations(room.granted).tolist())
         return PagesReady(
             room=request.room,

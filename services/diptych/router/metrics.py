@@ -59,6 +59,7 @@ LEG_STAGES: Final[Mapping[LegKind, tuple[str, Sequence[str]]]] = {  # as `LegSta
     LegKind.DECODE: ("decode", ("queue", "transfer", "join")),
     LegKind.LOCAL: ("prefill", ("queue", "compute")),
     LegKind.POOL: ("prefill", ("queue", "compute")),
+    LegKind.ENCODE: ("encode", ("queue", "compute")),
 }
 APIS: Final = ("chat", "completions", "responses", "messages", "generate", "tokens", "vectors", "batch", "grpc")
 KEY_PREFIX: Final = "diptych_router_key"
@@ -183,6 +184,8 @@ class RouterMetrics:
         self.hedges = counter("hedges", "Second attempts beside one that was slow to answer")
         self.replays = counter("replays", "Retries that continued after tokens had been sent")
         self._batch_lines = counter("batch_lines", "Requests of batches that were run, by outcome", "outcome")
+        self.images_encoded = counter("images_encoded", "Images that encode workers encoded for prompts")
+        self.images_late = counter("images_not_encoded", "Images left to who computes the prompt: too late, or refused")
         self.moves_begun = counter("moves_begun", "Running requests that were asked to go on at another worker")
         self.moves = counter("moves", "Running requests that went on at another worker, with their KV")
         self._show_zeros()

@@ -70,6 +70,12 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama4Text",
         {"num_local_experts": 128, "interleave_moe_layer_step": 2, "use_qk_norm": False},
     ),
+    "Gemma-3-27B": (
+        "Gemma3Text",
+        {"hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62, "num_attention_heads": 32}
+        | {"num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 168, "sliding_window": 1024}
+        | {"vocab_size": 262208},
+    ),
     "Gemma 4, as transformers makes it of nothing": ("Gemma4Text", {}),
     "gpt-oss-120b": ("GptOss", {}),
     "Mistral-Small-4": ("Mistral4", {}),
@@ -117,6 +123,7 @@ KNOWN = {
     "Llama-3.1-405B": (405.9, 504),
     "Llama-4-Scout": (17.2, 192),
     "Llama-4-Maverick": (17.2, 192),
+    "Gemma-3-27B": (27.0, 496),
     "Gemma 4, as transformers makes it of nothing": (5.08, 140),
     "gpt-oss-120b": (5.7, 72),
     "Mistral-Small-4": (6.63, 22.5),

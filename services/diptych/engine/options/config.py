@@ -123,7 +123,8 @@ class EngineOptions:
     overlap: Overlap = option("auto", help="plan the next step while one runs; auto: not on CPUs", group="scheduling")
     speculate: str = option(
         "off",
-        help="guess tokens and verify several at once: suffix, ngram, draft:PATH (a model), mtp; off; no token differs",
+        help="guess tokens and verify several at once: suffix, ngram, draft:PATH (a model), mtp, eagle:PATH; off;"
+        " no token differs",
         group="scheduling",
     )
     tenant_weights: tuple[str, ...] = option(
@@ -139,7 +140,9 @@ class EngineOptions:
     file_cache_dir: str = option("", help="folder for KV pages that outlive the process; empty: none", group="engine")
     file_cache_mib: int = option(0, help="files in --file-cache-dir, of each scheduler, MiB", group="engine")
     shared_cache: str = option(
-        "", help="URL of a store of KV pages that workers share: s3:, gs:, az: or file:; empty: none", group="engine"
+        "",
+        help="URL of a store of KV pages that workers share: s3:, gs:, az:, valkey: or file:; empty: none",
+        group="engine",
     )
     shared_cache_mib: int = option(0, help="a directory's part of --shared-cache, of all workers, MiB", group="engine")
     kv_windows: KvWindows = option(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from pathlib import Path
 
 from diptych.architectures.config import DraftLayers
+from diptych.checkpoints.eagle_folder import EagleFolder
 from diptych.checkpoints.shard import check_divides, check_experts
 from diptych.checkpoints.source import ChangedModel, ModelSource, bounded, keeping_all, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
-from diptych.engine.options.speculation import parse_speculate
+from diptych.engine.options.speculation import Speculation, parse_speculate
+from diptych.generation.request_groups import OF_HEAD
 
 
 def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
@@ -22,7 +25,7 @@ def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
     draft = open_draft(served, options)
     if draft is None:
         return served
-    if not draft.config.joins_rows:  # which it has of the same checkpoint
+    if not draft.config.joins_rows:  # else it is of the same checkpoint, or made for it
         _check_same_tokens(served, draft)
     layers = DraftLayers(draft.config, draft.config.num_kv_heads)
     return ChangedModel(served, replace(served.config, draft=layers))
@@ -36,11 +39,16 @@ def open_draft(source: ModelSource, options: EngineOptions) -> ModelSource | Non
     guessing = parse_speculate(options.speculate)
     if not guessing.has_layers:
         return None
-    own = open_model(guessing.model, options.load_format) if guessing.model else source.next_layer()
-    draft = keeping_all(own)
+    draft = keeping_all(_opened(source, options, guessing))
     _check_pages(source, draft, guessing.source)
     check_divides(draft.config, options.tp)
     return ChangedModel(draft, replace(draft.config, context_len=source.config.context_len))
+
+
+def _opened(source: ModelSource, options: EngineOptions, guessing: Speculation) -> ModelSource:
+    if guessing.source == OF_HEAD:
+        return EagleFolder(Path(guessing.model).expanduser(), source)
+    return open_model(guessing.model, options.load_format) if guessing.model else source.next_layer()
 
 
 def _check_pages(source: ModelSource, draft: ModelSource, name: str) -> None:

@@ -134,6 +134,8 @@ class ModelRunner:
     def logits(self, batch: ForwardBatch) -> Tensor:
         """Write the batch's KV; return the logits of the rows to sample from, and then of the prompt rows."""
         with torch.inference_mode():
+            if batch.encodes:
+                return self.model.encode(batch, self._on_tower_layer)
             states = self.model.states
             if states is not None:
                 batch = states.before(batch)

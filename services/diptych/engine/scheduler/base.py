@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.shard import check_divides
 from diptych.checkpoints.source import ModelSource
 from diptych.common.garbage import garbage_postponed
@@ -161,6 +162,7 @@ class SchedulerBase:
             retracted_s=self.config.retracted_s,
             pooling=model.pooling,
             vision=model.vision,
+            image_row_nbytes=_image_row_nbytes(model, options),
             watched=watched_layers(model, options.device, options.tp),
             mixed_step_s=options.mixed_step_s,
         )
@@ -239,6 +241,13 @@ def build_base(
     copier = ranks.lead_copier(own_copier)
     lasting = open_lasting_tiers(source, layout, hardware, own_copier, ranks)
     return SchedulerBase(config, source, ranks, layout, hardware, copier, lasting, chosen, links, transfer, StepWatch())
+
+
+def _image_row_nbytes(model: ModelConfig, options: EngineOptions) -> int:
+    """Return what a tower makes of a place of a prompt. Several ranks have parts of pages each: no rows go there."""
+    if model.tower is None or options.tp > 1:
+        return 0
+    return model.tower.row_nbytes(4 if options.dtype == "float32" else 2)
 
 
 def open_host_pages(hardware: Hardware, layout: PoolLayout, rank: int) -> PageCopier:

@@ -205,6 +205,7 @@ class News:
             images_encoded=images.num_encoded,
             image_places_encoded=images.num_rows,
             images_reused=images.num_reused,
+            images_pulled=images.num_pulled,
             prefill_s=meter.total_s,
             prefill_busy=meter.busy(time.monotonic()),
             prefill_tokens_per_s=meter.tokens_per_s,

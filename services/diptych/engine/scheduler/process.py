@@ -69,7 +69,7 @@ from diptych.engine.tensor_parallel.weight_sets import RankWeights, WeightLoader
 from diptych.engine.values.batch import DraftBatch, DraftModel, OverlapRunner
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.scheduler_core import SchedulerCore
-from diptych.generation.request_groups import OF_NEXT_LAYER
+from diptych.generation.request_groups import OF_HEAD, OF_NEXT_LAYER
 from diptych.grammars.compiler import Compiler
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import Transport
@@ -388,8 +388,11 @@ def _obstacle(config: SchedulerConfig) -> str | None:
     if options.file_cache_dir or options.shared_cache:
         which = "--file-cache-dir" if options.file_cache_dir else "--shared-cache"
         return f"a worker that keeps KV for longer than it lives keeps its weights: restart it, or leave out {which}"
-    if parse_speculate(options.speculate).source == OF_NEXT_LAYER:  # which has matrices of the model's
-        return "a worker that guesses by the model's next layer keeps its weights: restart it without --speculate mtp"
+    source = parse_speculate(options.speculate).source
+    if source in (OF_NEXT_LAYER, OF_HEAD):  # which have matrices of the model's
+        return (
+            f"a worker that guesses by the model's own rows keeps its weights: restart it without --speculate {source}"
+        )
     return None
 
 

@@ -304,6 +304,7 @@ def copy_to_wire(operation: int, peer: int, write: PageWrite, flow: Flow) -> ran
         first_layer=first_layer,
         end_layer=end_layer,
         skip_tokens=write.skip_tokens,
+        as_bytes=write.as_bytes,
         stream=flow.stream,
         priority=flow.priority,
         timeout_s=flow.timeout_s,
@@ -313,7 +314,7 @@ def copy_to_wire(operation: int, peer: int, write: PageWrite, flow: Flow) -> ran
 
 def write_from_wire(copy: rank_pb2.CopyPages) -> PageWrite:
     layers = (copy.first_layer, copy.end_layer) if copy.end_layer else None
-    return PageWrite(from_bytes(copy.src), from_bytes(copy.dst), layers, copy.skip_tokens)
+    return PageWrite(from_bytes(copy.src), from_bytes(copy.dst), layers, copy.skip_tokens, copy.as_bytes)
 
 
 def flow_from_wire(copy: rank_pb2.CopyPages) -> Flow:

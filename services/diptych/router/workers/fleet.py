@@ -136,6 +136,17 @@ class Fleet:
     def is_closed(self) -> bool:
         return bool(self._closed_because)
 
+    def encoders(self) -> dict[int, int]:
+        """Return who may encode images of prompts now, and how many each has to do: of those whom somebody may ask."""
+        return {
+            session.instance_id: session.num_open_legs
+            for session in self._of_role(Role.ENCODE)
+            if session.is_open
+            and session.worker.state is State.READY
+            and session.worker.linked
+            and session.worker.started_as in (self._model_id, "")
+        }
+
     def session(self, instance_id: int) -> Session:
         return self._sessions[instance_id]
 

@@ -146,6 +146,8 @@ class GpuRunner:
         """
         batch = single_rows(batch)
         with torch.inference_mode():
+            if batch.encodes:
+                return self.model.encode(batch, self._on_tower_layer)
             self.loras.change()
             if self.model.communicator is not None and (batch.input_ids < 0).any():
                 self.model.communicator.broadcast(self._newest)
