@@ -355,7 +355,7 @@ class UnifiedCore:
         batch = self._prefill.plan(now_s, least)
         if batch is not None:
             self._stepping, self._has_computed = self._prefill, False
-            return self._rows.begin_step(batch)
+            return self._rows.begin_step(batch) if self._rows.can_carry else batch
         return None
 
     def _plan_decode(self, now_s: float, elsewhere: NextPrompt | None = None) -> ForwardBatch | None:
@@ -363,7 +363,7 @@ class UnifiedCore:
         batch = self._decode.plan(now_s, elsewhere)
         if batch is not None:
             self._stepping, self._has_computed = self._decode, batch.mode is not ForwardMode.DECODE
-            return self._rows.begin_step(batch)
+            return self._rows.begin_step(batch) if self._rows.can_carry else batch
         return None
 
     def sampling(self) -> SamplingBatch:
@@ -371,7 +371,8 @@ class UnifiedCore:
 
     def commit(self, result: StepResult, now_s: float) -> None:
         self._stepping.commit(result, now_s)
-        self._rows.end_step()
+        if self._rows.can_carry:
+            self._rows.end_step()
         if self._moves.has_any:
             self._settle_moves(now_s)
 
@@ -380,7 +381,8 @@ class UnifiedCore:
 
     def give_up(self) -> None:
         self._stepping.give_up()
-        self._rows.undo_step()
+        if self._rows.can_carry:
+            self._rows.undo_step()
 
     # steps that can be told beforehand: a simulation need not take them one by one
 
