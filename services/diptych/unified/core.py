@@ -101,7 +101,7 @@ class Reserve:
 
     def headroom(self) -> Headroom:
         """Return what new rooms of the decode core must leave."""
-        if not self._prefill.has_rooms:
+        if not self._prefill.by_room:
             return self._whole
         prompts = self._prefill.admitted_prompts()
         num_held = sum(len(self._cache.owned_pages(request)) for request in prompts)
@@ -338,7 +338,7 @@ class UnifiedCore:
 
         Where the decode core has none, nobody gets a token before some prompt is computed, however late that is.
         """
-        if not self._prefill.has_rooms:
+        if not self._prefill.by_room:
             return self._plan_decode(now_s)
         first = self._prefill.next_prompt(now_s)
         if self._stepping is self._prefill or self._goes_on(first, now_s):
@@ -355,7 +355,7 @@ class UnifiedCore:
         batch = self._prefill.plan(now_s, least)
         if batch is not None:
             self._stepping, self._has_computed = self._prefill, False
-            return self._rows.begin_step(batch)
+            return self._rows.begin_step(batch) if self._rows.can_carry else batch
         return None
 
     def _plan_decode(self, now_s: float, elsewhere: NextPrompt | None = None) -> ForwardBatch | None:
@@ -363,7 +363,7 @@ class UnifiedCore:
         batch = self._decode.plan(now_s, elsewhere)
         if batch is not None:
             self._stepping, self._has_computed = self._decode, batch.mode is not ForwardMode.DECODE
-            return self._rows.begin_step(batch)
+            return self._rows.begin_step(batch) if self._rows.can_carry else batch
         return None
 
     def sampling(self) -> SamplingBatch:
@@ -371,7 +371,8 @@ class UnifiedCore:
 
     def commit(self, result: StepResult, now_s: float) -> None:
         self._stepping.commit(result, now_s)
-        self._rows.end_step()
+        if self._rows.can_carry:
+            self._rows.end_step()
         if self._moves.has_any:
             self._settle_moves(now_s)
 
@@ -380,7 +381,8 @@ class UnifiedCore:
 
     def give_up(self) -> None:
         self._stepping.give_up()
-        self._rows.undo_step()
+        if self._rows.can_carry:
+            self._rows.undo_step()
 
     # steps that can be told beforehand: a simulation need not take them one by one
 
@@ -442,7 +444,7 @@ class UnifiedCore:
 
     def load(self) -> Load:
         decode = self._decode.load()
-        if self._role is Role.LOCAL or (self._role is Role.UNIFIED and not self._prefill.has_rooms):
+        if self._role is Role.LOCAL or (self._role is Role.UNIFIED and not self._prefill.by_room):
             return decode  # which is all that there is
         prefill = self._prefill.load()
         return decode._replace(

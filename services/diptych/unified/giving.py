@@ -95,7 +95,7 @@ class Giving:
         self._go_on(now_s)
 
     def expire(self, now_s: float) -> None:
-        if self.is_open and now_s >= self._until_s:
+        if (self._texts or self._offered) and now_s >= self._until_s:
             self._stop()
 
     def next_s(self) -> float | None:

@@ -29,12 +29,8 @@ class RowPages:
         self._limits = limits
         self._page_nbytes = page_nbytes
         self._pages = PeerPages(cache)
-        self._read: deque[list[Lent]] = deque()  # by steps that are launched
-
-    @property
-    def can_carry(self) -> bool:
-        """Whether rows are in pages at all: not of a model without a tower, nor on several ranks."""
-        return self._limits.image_row_nbytes > 0
+        self._read: deque[list[Lent]] = deque()  # by steps that are launched, where it can carry rows
+        self.can_carry = self._limits.image_row_nbytes > 0  # not without a tower, nor on several ranks
 
     def keys(self, content: ContentSegment) -> I64:
         """Return what stands for the rows of an image."""

@@ -114,6 +114,7 @@ def _build_decode(
     num_rows = len(requests)
     ones, owner = np.array([1] * num_rows, dtype=np.int64), np.arange(num_rows)
     table, out_slots = _slots(requests, owner, positions, page_table, page_size)
+    has_more = any([each.adapter_slot != NO_ADAPTER or each.contents or each.attention for each in requests])
     return ForwardBatch(
         mode=ForwardMode.DECODE,
         input_ids=_last_tokens(requests, pending),
@@ -124,10 +125,10 @@ def _build_decode(
         extend_lens=ones,
         num_sampled=ones,
         states=_state_moves(requests, (), pages_per_state) if pages_per_state else None,
-        adapters=_adapters(requests),
+        adapters=_adapters(requests) if has_more else None,
         window_groups=_window_groups(requests, owner, positions, window_table, page_size),
-        rope_positions=_rope_positions(requests, positions, ones, positions),
-        attention=_attention_rows(requests, ones),
+        rope_positions=_rope_positions(requests, positions, ones, positions) if has_more else None,
+        attention=_attention_rows(requests, ones) if has_more else None,
     )
 
 

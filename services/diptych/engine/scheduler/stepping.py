@@ -44,7 +44,7 @@ class StepWatch:
     """Gives a step up, between two layers, once nobody wants what it computes.
 
     The loop hears nothing while a step runs, and one behind a long context may run for long. Short steps never look:
-    they pay for a clock. Steps are listened to in the thread that the watch is put over them in.
+    they pay for two clocks. Steps are listened to in the thread that the watch is put over them in.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,8 +54,8 @@ class StepWatch:
         self._looked_s = 0.0
 
     def over(self, is_wanted: Callable[[], bool]) -> StepWatch:
-        """Have the step that runs inside raise `StepGivenUp` soon after `is_wanted()` has become false."""
-        self._is_wanted, self._thread, self._looked_s = is_wanted, threading.get_ident(), self._clock()
+        """Have a step that runs inside raise `StepGivenUp` soon after `is_wanted()` has become false."""
+        self._is_wanted, self._thread = is_wanted, threading.get_ident()
         return self
 
     def __enter__(self) -> None: ...
@@ -65,7 +65,10 @@ class StepWatch:
 
     def listener(self) -> OnLayer | None:
         """Return who is to hear of each layer of the next step; None when nobody watches."""
-        return self._look if self._is_wanted is not None and self._thread == threading.get_ident() else None
+        if self._is_wanted is None or self._thread != threading.get_ident():
+            return None
+        self._looked_s = self._clock()
+        return self._look
 
     def _look(self, layer: int) -> None:
         now_s = self._clock()

@@ -40,7 +40,8 @@ from diptych.router.choose.pairing import (
 )
 from diptych.router.choose.pools import REST, Weights, group, grouped, may_serve, meeting
 from diptych.router.choose.prefix_index import PrefixIndex
-from diptych.router.metrics import PoolMember, RouterMetrics
+from diptych.router.metrics import RouterMetrics
+from diptych.router.pool_metrics import PoolMember
 from diptych.router.workers.known_worker import KnownWorker
 from diptych.router.workers.session import Session
 from diptych.router.workers.worker_view import Pair, WorkerView

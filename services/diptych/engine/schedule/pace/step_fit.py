@@ -36,6 +36,8 @@ FEWEST_STEPS: Final = 8  # that say something
 WARM_UP: Final = 3  # steps of a kind that do not count
 ROUNDS: Final = 1  # of weighing steps by what is known, and learning anew
 FIRST_ROUNDS: Final = 8  # in a block with a kind of steps that was never seen
+MOST_FITS: Final = 16  # to all steps there are, each from where the one before ended
+SETTLED: Final = 1e-4  # of each term: further rounds change nothing
 CLEAR: Final = 3.0  # usual errors, beyond which a step weighs less
 SMALLEST_ERROR: Final = 0.005  # that counts as usual
 RIDGE: Final = 1e-7  # by which terms keep to what they were; of a matrix whose diagonal is 1
@@ -179,8 +181,14 @@ class StepFit:
 def fit(steps: Iterable[tuple[StepShape, float]]) -> StepModel | None:
     """Return the model of steps and their seconds, in the order in which they ran; None: they are too few."""
     told = list(steps)
-    first = _learned(told, None)
-    return None if first is None else _learned(told, first)
+    found = _learned(told, None)
+    for _ in range(MOST_FITS):
+        if found is None:
+            break
+        before, found = found, _learned(told, found)
+        if found is not None and np.allclose(found.terms, before.terms, rtol=SETTLED, atol=0.0):
+            break
+    return found
 
 
 def _learned(steps: list[tuple[StepShape, float]], start: StepModel | None) -> StepModel | None:
