@@ -281,6 +281,19 @@ def test_a_step_lasts_until_the_device_is_done_not_until_somebody_asks() -> None
     assert core.commits_s[0] == 2 * LAUNCH_S
 
 
+def test_times_of_steps_add_up_where_the_host_takes_longer_than_the_device() -> None:
+    device, core = Device(), Steps(4)
+
+    def tell() -> None:
+        device.now_s += 1.0
+
+    stepping: Any = OverlappedStepping(core, device, lambda: device.now_s)  # type: ignore[arg-type]
+    while stepping.advance(tell):
+        pass
+    steps = stepping.meter.last_steps()
+    assert [step.began_s + step.took_s for step in steps[:-1]] == [step.began_s for step in steps[1:]]
+
+
 def one_token(token_id: int = 5) -> ForwardBatch:
     one = np.ones(1, dtype=np.int64)
     return ForwardBatch(
