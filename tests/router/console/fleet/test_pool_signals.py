@@ -6,7 +6,7 @@ import pytest
 from worker_facts import facts
 
 from diptych.common.members.record import State
-from diptych.common.members.roles import Role
+from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.router.choose.estimates import WorkerSpeed
 from diptych.router.choose.fits import Curve
 from diptych.router.console.fleet.pool_signals import num_wanted, pool_signals
@@ -92,6 +92,24 @@ def test_a_unified_pool_runs_out_of_either() -> None:
     load = WorkerLoad(waiting_tokens=1000, free_pages=5, total_pages=100)
     unified = facts(1, Role.UNIFIED, load=load, speed=SPEED)
     assert words(unified) == "KV demand 95% a worker: above 80% more workers help, here 1"
+
+
+@pytest.mark.parametrize("status", [None, WorkerStatus(prefill_busy=0.9)])
+@pytest.mark.parametrize("role", WORKER_ROLES.values())
+def test_a_pool_of_every_role_has_words_whether_or_not_its_workers_tell_how_busy_they_are(
+    role: Role, status: WorkerStatus | None
+) -> None:
+    load = WorkerLoad(total_pages=100, free_pages=100)
+    signal = pool_signals([facts(1, role, load=load, speed=SPEED, status=status)])[role.value]
+    assert (signal["role"], signal["num_ready"]) == (role.value, 1)
+    assert ("90% a worker: above 70%" in signal["words"]) is (status is not None and role is not Role.DECODE)
+
+
+def test_an_encode_pool_is_scaled_by_how_busy_its_workers_are() -> None:
+    load = WorkerLoad(total_pages=100, free_pages=100)
+    busy = facts(1, Role.ENCODE, load=load, speed=SPEED, status=WorkerStatus(prefill_busy=0.9))
+    assert words(busy) == "encoding images 90% a worker: above 70% more workers help, here 1"
+    assert words(replace(busy, status=None)) == "its workers have told nothing yet that it is scaled by"
 
 
 def test_a_pool_in_which_nobody_is_ready_says_why() -> None:

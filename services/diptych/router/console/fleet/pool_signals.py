@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from diptych.common.members.instances import computable_tokens, kv_demand, kv_occupancy, role_of
 from diptych.common.members.record import State
-from diptych.common.members.roles import LegKind, WorkerRole
+from diptych.common.members.roles import LegKind, Role, WorkerRole
 from diptych.router.choose.estimates import PRIOR_PREFILL
 from diptych.router.choose.pools import Weights
 from diptych.router.console.fleet.worker_facts import WorkerFacts
@@ -24,6 +24,7 @@ BACKLOG_S: Final = 10.0  # of prompts that wait at a worker
 BUSY: Final = 0.7  # share of the time in which a worker computes prompts
 KV_DEMAND: Final = 0.8  # share of its pages
 TOLERANCE: Final = 0.1
+_COMPUTING: Final = MappingProxyType({Role.ENCODE: "encoding images"})  # what keeps a role busy; else prompts
 NO_WEIGHTS: Final[Weights] = MappingProxyType({})
 
 
@@ -77,6 +78,8 @@ def _words(ready: Sequence[WorkerFacts], members: Sequence[WorkerFacts], backlog
     if not ready:
         return f"none of {len(members)} is ready: {_why_none(members)}"
     measures = _measures(ready, backlog)
+    if not measures:
+        return "its workers have told nothing yet that it is scaled by"
     most = max(measures, key=lambda measure: measure.ratio)
     wanted = num_wanted(most.ratio, len(ready))
     if wanted > len(ready):
@@ -97,8 +100,9 @@ def _measures(ready: Sequence[WorkerFacts], backlog: float | None) -> list[_Meas
     role, found = ready[0].view.role, []
     if role.serves(LegKind.PREFILL):
         found.append(_Measure("queue", backlog or 0.0, BACKLOG_S, False))
-        told = [each.status.prefill_busy for each in ready if each.status is not None]
-        found += [_Measure("computing prompts", _mean(told) or 0.0, BUSY, True)] if told else []
+    told = [each.status.prefill_busy for each in ready if each.status is not None]
+    if told and role is not Role.DECODE:
+        found.append(_Measure(_COMPUTING.get(role, "computing prompts"), _mean(told) or 0.0, BUSY, True))
     if role.serves(LegKind.DECODE):
         demand = _mean([kv_demand(each.reported) for each in ready]) or 0.0
         found.append(_Measure("KV demand", demand, KV_DEMAND, True))
