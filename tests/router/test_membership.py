@@ -131,6 +131,16 @@ def test_the_smallest_context_of_the_ready_workers_counts(cluster: Cluster) -> N
     assert json.loads(cluster.get("/v1/models")[1])["data"][0]["context_len"] == 50
 
 
+def test_a_worker_that_encodes_images_bounds_no_request(cluster: Cluster) -> None:
+    encoder = cluster.add_worker(200, bootstrap_pb2.ROLE_ENCODE)
+    encoder.instance.context_len = 50
+    before = json.loads(cluster.get("/v1/models")[1])["data"][0]["context_len"]
+    cluster.publish(*cluster.workers)
+    cluster.wait_for(lambda: encoder.routers)
+    assert cluster.complete("x" * 60)["text"] == "Hello!"
+    assert json.loads(cluster.get("/v1/models")[1])["data"][0]["context_len"] == before > 60
+
+
 def test_a_broken_session_leaves_no_task_behind(cluster: Cluster) -> None:
     """A task for each attempt to reach a dead worker would pile up, and keep the process from its end."""
 

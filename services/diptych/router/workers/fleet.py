@@ -261,23 +261,31 @@ class Fleet:
         return self._closed_because or explain(self._views(), self._model_id, self._kinds)
 
     def is_cut_off(self) -> bool:
-        """Whether a worker is listed as ready that is not reached: it may be dead, or there for another router."""
-        return any(view.state is State.READY and not view.session_open for view in self._views())
+        """Whether a worker is listed as ready that is not reached: it may be dead, or there for another router.
+
+        One that encodes images is not asked about: nobody depends on it.
+        """
+        ready = [view for view in self._views() if view.state is State.READY and view.role is not Role.ENCODE]
+        return any(not view.session_open for view in ready)
 
     @property
     def page_sizes(self) -> frozenset[int]:
-        """The page sizes of the workers' KV pools, in tokens."""
+        """The page sizes of the KV pools of workers that serve requests, in tokens."""
         if self._page_sizes is None:
-            sizes = (worker.page_size for worker in self.own_workers())
+            sizes = (worker.page_size for worker in self._serving_workers())
             self._page_sizes = frozenset(size for size in sizes if size)
         return self._page_sizes
 
     def context_len(self, default: int) -> int:
-        """The longest request, prompt and output, that every ready worker takes; at most `default`."""
+        """The longest request, prompt and output, that every ready worker that serves requests takes; at most `default`."""
         if self._context_len is None:
-            ready = (worker.record.context_len for worker in self.own_workers() if worker.state is State.READY)
-            self._context_len = min(ready, default=sys.maxsize)
+            ready = [worker for worker in self._serving_workers() if worker.state is State.READY]
+            self._context_len = min((worker.record.context_len for worker in ready), default=sys.maxsize)
         return min(default, self._context_len)
+
+    def _serving_workers(self) -> list[KnownWorker]:
+        """Return those of `own_workers` that serve legs of requests: none that does no more than encode images."""
+        return [each for each in self.own_workers() if any(map(each.role.serves, self._kinds))]
 
     def num_open_legs(self, role: Role) -> int:
         return sum(session.num_open_legs for session in self._of_role(role))
