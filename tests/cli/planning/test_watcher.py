@@ -10,7 +10,7 @@ import pytest
 
 from diptych.cli.planning.config import PlannerConfig, sizes_of
 from diptych.cli.planning.sources import counts_of
-from diptych.cli.planning.watcher import Seen, Watcher, serving_floor
+from diptych.cli.planning.watcher import Seen, Watcher, _queued, serving_floor
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role as Served
 from diptych.engine.values.step_model import H200_LLAMA_8B
@@ -24,6 +24,7 @@ from diptych.v1.bootstrap_pb2 import (
     INSTANCE_STATE_READY,
     INSTANCE_STATE_STARTING,
     ROLE_DECODE,
+    ROLE_ENCODE,
     ROLE_PREFILL,
     ROLE_UNIFIED,
     Instance,
@@ -233,6 +234,12 @@ def test_requests_that_all_fail_are_a_load_and_not_idleness() -> None:
 
 def test_requests_that_wait_at_routers_are_not_idleness() -> None:
     run_while_all_fail(7, 0.0)
+
+
+def test_images_at_encode_workers_are_no_requests_that_a_worker_has() -> None:
+    counts = Counts(waiting=0, in_flight=7)
+    assert _queued(seen(0.0, [worker(1, num_running=2)], counts)) == (5, 0)
+    assert _queued(seen(0.0, [worker(1, num_running=2), worker(2, ROLE_ENCODE, num_running=5)], counts)) == (5, 0)
 
 
 def test_requests_of_which_none_finishes_are_as_long_as_those_that_did() -> None:

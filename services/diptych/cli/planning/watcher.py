@@ -164,7 +164,8 @@ def _queued(seen: Seen) -> tuple[int, int]:
     """
     counts = [each for each in seen.routers.values() if each is not None]
     waiting = round(sum(each.waiting for each in counts))
-    held = sum(each.load.num_running + each.load.num_waiting for each in seen.listed)
+    serving = [each for each in seen.listed if WORKER_ROLES.get(each.role) in PLANNED_ROLES]  # encode workers hold none
+    held = sum(each.load.num_running + each.load.num_waiting for each in serving)
     return max(waiting, round(sum(each.in_flight for each in counts)) - held), waiting
 
 
