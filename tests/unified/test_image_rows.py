@@ -46,7 +46,7 @@ def fleet(fleet_class: FleetClass, source: ModelSource) -> Any:
     return new_fleet(fleet_class, source)
 
 
-def new_fleet(fleet_class: FleetClass, source: ModelSource) -> Any:
+def new_fleet(fleet_class: FleetClass, source: ModelSource, **options: Any) -> Any:
     tower = source.config.tower
     assert tower is not None
     limits = Limits(CONTEXT, VOCAB_SIZE, frozenset(), 64, 8, vision=source.config.vision)
@@ -58,6 +58,7 @@ def new_fleet(fleet_class: FleetClass, source: ModelSource) -> Any:
         num_pages=NUM_PAGES,
         limits=limits,
         model=lambda num_pages: runner_of(source, num_pages),
+        **options,
     )
 
 
@@ -132,6 +133,18 @@ def test_rows_under_another_salt_are_not_found(fleet: Any) -> None:
     fleet.run()
     assert counts(fleet, PREFILL).num_encoded == 2
     assert counts(fleet, PREFILL).num_pulled == 0
+
+
+def test_rows_that_are_numbers_of_another_type_are_not_read(fleet: Any, output: list[int]) -> None:
+    """They have as many bytes, and the pages that carry them may be of one type all the same."""
+    rows = fleet.workers[ENCODE].core._rows
+    rows._limits = replace(rows._limits, image_row_dtype="another")
+    encode(fleet, 10, TWO_IMAGES)
+    fleet.run()
+    start(fleet, 1, TWO_IMAGES)
+    fleet.run()
+    assert said(fleet, 1) == output
+    assert (counts(fleet, PREFILL).num_pulled, counts(fleet, PREFILL).num_encoded) == (0, 2)
 
 
 @pytest.mark.parametrize("fault", ["lost", "refused", "wrong", "late", "unknown"])

@@ -14,9 +14,12 @@ from diptych.generation.segments import ContentSegment
 _NAMESPACE: Final = b"\0rows of images\0"  # no key of a prompt's namespace begins so: see `extra_key`
 
 
-def row_namespace(extra_key: bytes) -> bytes:
-    """Return where the rows of images are kept that prompts of a namespace have."""
-    return _NAMESPACE + extra_key
+def row_namespace(extra_key: bytes, row_dtype: str) -> bytes:
+    """Return where the rows of images are kept that prompts of a namespace have, as numbers of type `row_dtype`.
+
+    Pages carry their bytes alone: who computes in another type finds none, instead of reading them as its own.
+    """
+    return _NAMESPACE + row_dtype.encode() + b"\0" + extra_key
 
 
 def row_keys(digest: bytes, num_places: int, row_nbytes: int, page_nbytes: int, page_size: int) -> I64:

@@ -37,6 +37,9 @@ class RowPages:
         row_nbytes, page_size = self._limits.image_row_nbytes, self._cache.page_size
         return row_keys(content.digest, content.num_tokens, row_nbytes, self._page_nbytes, page_size)
 
+    def _namespace(self, extra_key: bytes) -> bytes:
+        return row_namespace(extra_key, self._limits.image_row_dtype)
+
     # at an encode worker
 
     def refuse(self, request: Request) -> str | None:
@@ -56,7 +59,7 @@ class RowPages:
     def encoding(self, request: Request) -> Request:
         """Return the request that computes the rows of a leg's image: one step, into pages of its own."""
         (content,) = request.contents
-        namespace = row_namespace(request.extra_key)
+        namespace = self._namespace(request.extra_key)
         found = new_request(
             request.room,
             self.keys(content),
@@ -79,7 +82,7 @@ class RowPages:
         found, start = [], self._cache.cached_len(request)
         for content in request.contents:
             if content.encoder and content.image is not None and content.end > start:
-                keys, namespace = self.keys(content), row_namespace(request.extra_key)
+                keys, namespace = self.keys(content), self._namespace(request.extra_key)
                 if self._cache.tree.peek(keys, namespace) < len(keys):
                     found.append((content, keys, namespace))
         return found
@@ -97,7 +100,7 @@ class RowPages:
         extra_key, digest = image.key[:-32], image.key[-32:]
         num_places = self._limits.vision.tokens_of(image.image.height, image.image.width)
         keys = self.keys(ContentSegment(0, num_places, digest))
-        found = self._pages.lend(keys, row_namespace(extra_key), 0)
+        found = self._pages.lend(keys, self._namespace(extra_key), 0)
         if found is None:
             return image
         lent.append(found)

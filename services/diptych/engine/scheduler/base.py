@@ -177,6 +177,7 @@ class SchedulerBase:
             pooling=model.pooling,
             vision=model.vision,
             image_row_nbytes=_image_row_nbytes(model, options),
+            image_row_dtype=options.dtype,
             watched=watched_layers(model, options.device, options.tp),
             mixed_step_s=options.mixed_step_s,
         )
