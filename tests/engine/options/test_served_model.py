@@ -13,6 +13,7 @@ import sure_next_layer
 import tokenizers
 from safetensors.numpy import load_file, save_file
 
+from diptych.architectures.pooling import Pooling
 from diptych.checkpoints.source import ChangedModel, ModelSource, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
@@ -112,6 +113,18 @@ def test_states_are_refused(source: ModelSource, tiny_folder: Path, tiny_recurre
         as_served(open_model(str(tiny_recurrent_folder)), options(tiny_folder))
     with pytest.raises(ConfigError, match="not for models with recurrent layers"):
         as_served(source, options(tiny_recurrent_folder))
+
+
+def test_a_vector_of_all_rows_is_refused_where_schedulers_share_experts(tiny_experts_folder: Path) -> None:
+    """What they tell each other of a step are the rows of its last tokens."""
+    experts = open_model(str(tiny_experts_folder))
+    shared = EngineOptions(dp=2, dp_attention=True).on("cpu")
+    for pooling in (Pooling("embed", "mean"), Pooling("embed", "last", sees_all=True)):
+        pooled = ChangedModel(experts, replace(experts.config, pooling=pooling))
+        assert as_served(pooled, EngineOptions().on("cpu")).config.pooling == pooling
+        with pytest.raises(ConfigError, match="--dp-attention is not for"):
+            as_served(pooled, shared)
+    as_served(ChangedModel(experts, replace(experts.config, pooling=Pooling("embed", "last"))), shared)
 
 
 def test_ranks_that_cannot_share_it_are_refused(source: ModelSource, tiny_folder: Path) -> None:

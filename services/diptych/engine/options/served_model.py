@@ -24,6 +24,10 @@ def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
         most = (source.config.moe.num_experts if source.config.moe else 0) * (num_ranks - 1)
         if options.redundant_experts > most:
             raise ConfigError(f"--redundant-experts {options.redundant_experts} are more than {most}: all on all ranks")
+    pooling = source.config.pooling
+    if options.dp_attention and pooling is not None and pooling.needs_all_tokens:
+        words = f"all rows of a prompt are needed for its vector (pooling by {pooling.method})"
+        raise ConfigError(f"--dp-attention is not for {source.config.model_id}: {words}: leave it out, or give --tp")
     short = bounded(source, options.max_model_len)
     served = keeping_all(short) if options.kv_windows == "keep" else short
     draft = open_draft(served, options)
