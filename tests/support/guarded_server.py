@@ -53,7 +53,7 @@ async def serving(
     bootstrap.add_to(server)
     worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
     admin_pb2_grpc.add_WorkerAdminServicer_to_server(
-        WorkerAdminService(worker, WorkerDrain(worker.groups, drain_s=1.0), RoleChanges(drain_s=1.0)), server
+        WorkerAdminService(worker, WorkerDrain(worker.groups, drain_s=1.0), RoleChanges(1.0, lambda role: None)), server
     )
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     port = listen(server, "127.0.0.1", port, trust)

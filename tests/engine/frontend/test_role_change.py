@@ -9,6 +9,7 @@ from typing import Any, cast
 import httpx
 import pytest
 from starlette.applications import Starlette
+from tiny_config import tiny_config
 
 from diptych.common.errors import Conflict, InvalidRequest, Unavailable
 from diptych.common.members.roles import LegKind, Role
@@ -17,13 +18,16 @@ from diptych.common.trust.tokens import Tokens
 from diptych.common.trust.trust import Trust
 from diptych.engine.frontend import admin
 from diptych.engine.frontend.admin import RoleChanges, role_route
+from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.frontend.group import WorkerGroup
+from diptych.engine.frontend.scheduler_start import check_role
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
 
 TIMEOUT_S = 60.0
+CONFIG = WorkerConfig(model="tiny")
 PREFILL, DECODE, UNIFIED = Role.PREFILL.wire, Role.DECODE.wire, Role.UNIFIED.wire
 READY, DRAINING = bootstrap_pb2.INSTANCE_STATE_READY, bootstrap_pb2.INSTANCE_STATE_DRAINING
 STOP = inference_pb2.FINISH_REASON_STOP
@@ -82,7 +86,7 @@ class Worker:
         scheduler = cast(Any, self.scheduler)
         self.group = WorkerGroup(scheduler, self.record, self.sessions, self._note, PROMPTS, 60.0, TIMEOUT_S)
         self.router = self.sessions.open()
-        self.changes = RoleChanges(drain_s=TIMEOUT_S)
+        self.changes = RoleChanges(TIMEOUT_S, lambda role: check_role(tiny_config(), CONFIG, role))
         self.seen: list[tuple[int, bool, str]] = []  # role, paused, not_ready: as others are told
         self.on_members: list[Callable[[], None]] = []
 
@@ -256,6 +260,16 @@ def test_what_is_no_workers_role_is_invalid(wanted: int) -> None:
     play(script)
 
 
+def test_a_role_that_a_start_would_refuse_is_refused_in_the_same_words_and_nothing_changes() -> None:
+    async def script(worker: Worker) -> None:
+        worker.start(7)
+        with pytest.raises(InvalidRequest, match="an encode worker needs a model that sees images"):
+            await worker.set_role(Role.ENCODE.wire)
+        assert (worker.record.role, worker.record.paused, worker.scheduler.rooms) == (PREFILL, False, [7])
+
+    play(script)
+
+
 def test_a_worker_that_drains_keeps_its_role() -> None:
     async def script(worker: Worker) -> None:
         worker.start(7)
@@ -287,7 +301,7 @@ def test_a_role_is_changed_and_told_over_http() -> None:
             changed = {"instance": one, "role": "unified", "previous_role": "prefill", "not_ready": ""}
             assert (answer.status_code, answer.json()) == (200, changed)
             assert (await client.get("/role", headers=headers)).json() == {one: "unified"}
-            for query, status in (("role=x", 400), ("role=decode&drain_s=x", 400), ("role=decode&instance=7", 404)):
+            for query, status in (("role=x", 400), ("role=encode", 400), ("role=decode&drain_s=x", 400), ("role=decode&instance=7", 404)):
                 assert (await client.post(f"/role?{query}", headers=headers)).status_code == status
 
     play(script)

@@ -24,7 +24,7 @@ import grpc
 from starlette.requests import Request
 from starlette.routing import Route
 
-from diptych.common.errors import Conflict, DiptychError, InvalidRequest, NotFound, Unavailable
+from diptych.common.errors import ConfigError, Conflict, DiptychError, InvalidRequest, NotFound, Unavailable
 from diptych.common.logging import LEVELS, set_level
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.refusals import Refusals
@@ -68,6 +68,7 @@ class RoleChanges:
     """How the roles of a worker may change."""
 
     drain_s: float  # for what runs to finish, unless the caller says it
+    check: Callable[[Role], None]  # raises `ConfigError` for a role that the model or the options rule out
 
     async def set_role(self, group: WorkerGroup, wanted: int, drain_s: float | None) -> SetRoleResponse:
         """Serve the role of that number. Raises a `DiptychError`; then the former one is served."""
@@ -81,9 +82,16 @@ class RoleChanges:
             previous = group.role
             if role is not previous:
                 _check(group)
+                self._check_role(role)
                 await _change(group, role, self.drain_s if drain_s is None else drain_s)
             not_ready = await group.wait_for_link(LINK_WAIT_S)
         return SetRoleResponse(previous_role=previous.wire, not_ready=not_ready)
+
+    def _check_role(self, role: Role) -> None:
+        try:
+            self.check(role)
+        except ConfigError as error:
+            raise InvalidRequest(str(error), param="role") from None
 
 
 class WorkerAdminService(admin_pb2_grpc.WorkerAdminServicer):

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ from diptych.engine.frontend.metrics import WorkerMetrics, metrics_app
 from diptych.engine.frontend.node import follow
 from diptych.engine.frontend.node_start import LeadNodes, lead_nodes
 from diptych.engine.frontend.scheduler_client import SchedulerDied, share_experts, start_scheduler
-from diptych.engine.frontend.scheduler_start import open_served, scheduler_config
+from diptych.engine.frontend.scheduler_start import check_role, open_served, scheduler_config
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
@@ -97,7 +98,7 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
         stack.enter_context(HealthServer(config.host, config.health_port, health.probes))
         stack.push_async_callback(_stop_all, members)  # before probes end: none fails while schedulers take their time
         drain = WorkerDrain(service.groups, config.drain_s)
-        roles = RoleChanges(config.drain_s)
+        roles = RoleChanges(config.drain_s, partial(check_role, source.config, config))
         admin = WorkerAdminService(service, drain, roles)
         leader = members[0].leader
         address = await stack.enter_async_context(

@@ -7,7 +7,7 @@ from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.engine.frontend.config import WorkerConfig
-from diptych.engine.options.config import SchedulerConfig
+from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.options.node_place import NodePlace
 from diptych.engine.options.pool_size import check_pool, likely_device
 from diptych.engine.options.served_model import as_served
@@ -21,17 +21,25 @@ def open_served(config: WorkerConfig, role: Role) -> ModelSource:
     options = config.engine_options
     model = as_served(source, options).config
     check_pool(model, options, role, likely_device(config.device))
-    if role is Role.ENCODE:
-        check_encodes(model, options.tp, pulls=config.transfer_rules.pulls)
+    check_role(model, config, role)
     return source
 
 
-def check_encodes(model: ModelConfig, tp: int, *, pulls: bool) -> None:
+def check_role(model: ModelConfig, config: WorkerConfig, role: Role) -> None:
+    """Raise `ConfigError` where a worker of this model can't serve a role."""
+    if role is Role.ENCODE:
+        check_encodes(model, config.engine_options, pulls=config.transfer_rules.pulls)
+
+
+def check_encodes(model: ModelConfig, options: EngineOptions, *, pulls: bool) -> None:
     """Raise `ConfigError` where a worker can't encode images for others."""
     if model.tower is None:
         raise ConfigError(f"an encode worker needs a model that sees images: {model.model_id} sees none")
-    if tp > 1:
+    if options.tp > 1:
         raise ConfigError("an encode worker has one rank, because each rank has a part of every page: give --tp 1")
+    if options.dp_attention:
+        words = "schedulers that share experts step together, and a step that encodes images has nothing for experts"
+        raise ConfigError(f"{words}: start an encode worker without --dp-attention")
     if not pulls:
         raise ConfigError("rows of images are pulled as cached prefixes are: an encode worker needs --kv-pull on")
 
