@@ -179,6 +179,57 @@ def test_who_computes_the_prompt_encodes_itself_where_rows_do_not_come(
     assert counts(fleet, PREFILL).num_pulled == 0
 
 
+def test_rows_are_waited_for_while_their_holder_is_in_a_step(
+    fleet: Any, output: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    perform, held = fleet._perform, []
+
+    def holding(number: int, worker: Any, effect: object) -> None:
+        if isinstance(effect, SendNote) and isinstance(effect.note, Pull):
+            held.append((number, worker, effect))
+        else:
+            perform(number, worker, effect)
+
+    encode(fleet, 10, TWO_IMAGES)
+    fleet.run()
+    monkeypatch.setattr(fleet, "_perform", holding)
+    start(fleet, 1, TWO_IMAGES)
+    fleet.run()
+    fleet.workers[PREFILL].core.expire(3.0)
+    fleet.run()
+    assert said(fleet, 1) == []
+    monkeypatch.setattr(fleet, "_perform", perform)
+    for each in held:
+        perform(*each)
+    fleet.run()
+    assert said(fleet, 1) == output
+    assert (counts(fleet, PREFILL).num_pulled, counts(fleet, PREFILL).num_encoded) == (2, 0)
+
+
+def test_who_was_late_with_rows_is_asked_for_the_next_ones(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    perform = fleet._perform
+
+    def losing(number: int, worker: Any, effect: object) -> None:
+        if not (isinstance(effect, SendNote) and isinstance(effect.note, Pull)):
+            perform(number, worker, effect)
+
+    encode(fleet, 10, TWO_IMAGES)
+    fleet.run()
+    monkeypatch.setattr(fleet, "_perform", losing)
+    start(fleet, 1, TWO_IMAGES)
+    fleet.run()
+    fleet.workers[PREFILL].core.expire(60.0)
+    fleet.run()
+    assert counts(fleet, PREFILL).num_encoded == 2
+    monkeypatch.setattr(fleet, "_perform", perform)
+    other = seen(picture(7, 2, 4))
+    encode(fleet, 20, other)
+    fleet.run()
+    start(fleet, 50, other)
+    fleet.run()
+    assert (counts(fleet, PREFILL).num_pulled, counts(fleet, PREFILL).num_encoded) == (1, 2)
+
+
 def test_a_step_encodes_images_of_so_many_pixels_together(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was encoded need not wait for all that is asked for."""
     monkeypatch.setattr(packing, "STEP_PIXELS", 3 * 5 * STEP**2)

@@ -73,6 +73,7 @@ class Pull:
     compute_s: float  # that it takes to compute the same; infinite: not known
     num_bytes: int
     bytes_before: int  # of other pulls from the same peer, when it began
+    has_rows: bool = False  # of an image, and no KV
     is_offered: bool = False  # by who has it: he waits to hear what came of it
     phase: Phase = Phase.ASKED
     num_pages: int = 0  # of tokens, that were written

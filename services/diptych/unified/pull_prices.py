@@ -20,6 +20,7 @@ OUTLIER: Final = 30.0  # times what its link takes: more than this is not learne
 HALF_LIFE_S: Final = 30.0  # of what was learned
 PATIENCE: Final = 4.0  # times what is expected is waited
 MIN_PATIENCE_S: Final = 0.5  # and this in any case: a step of the holder may be in the way
+ROWS_PATIENCE_S: Final = 5.0  # this for rows of images: a step of their holder encodes images, as we would else
 MISSED_S: Final = 5.0  # that a peer is left alone which kept no time
 WRONG_S: Final = 60.0  # or whose bytes were wrong
 
@@ -58,9 +59,9 @@ class PullPrices:
         return self._ratio(peer, now_s) * self._link_s(peer, self._peers[peer].queued_bytes + num_bytes)
 
     @staticmethod
-    def patience_s(load_s: float) -> float:
+    def patience_s(load_s: float, least_s: float) -> float:
         """Return how long one is waited for that is expected to take so long."""
-        return MIN_PATIENCE_S + PATIENCE * load_s
+        return least_s + PATIENCE * load_s
 
     def began(self, peer: int, num_bytes: int) -> int:
         """Return how many bytes of other pulls are before it."""

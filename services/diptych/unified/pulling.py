@@ -29,7 +29,7 @@ from diptych.engine.values.request import Request, page_names
 from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.kvtransfer import notes
 from diptych.unified.pull import Phase, Pull, Signal, pull_id
-from diptych.unified.pull_prices import PullPrices
+from diptych.unified.pull_prices import MIN_PATIENCE_S, ROWS_PATIENCE_S, PullPrices
 
 RETRY_S: Final = 1.0  # before a question that got no answer is asked again
 MAX_PULLS: Final = 64  # at a time
@@ -55,6 +55,7 @@ class Wanted:
     tokens: I64
     extra_key: bytes
     names: Sequence[int]  # of its pages
+    patience_s: float = MIN_PATIENCE_S  # beside what its bytes take
 
 
 Waited = tuple[tuple[Pull, int], ...]
@@ -112,7 +113,9 @@ class Pulling:
         number = pull_id((request.room + 1 + index) % (1 << 64))
         if self._joins(request, names, is_prefix=False) or not self._may_ask(peer, number, now_s):
             return
-        if (pull := self._ask(Wanted(number, peer, keys, namespace, names), math.inf, None, now_s)) is not None:
+        wanted = Wanted(number, peer, keys, namespace, names, ROWS_PATIENCE_S)
+        if (pull := self._ask(wanted, math.inf, None, now_s)) is not None:
+            pull.has_rows = True
             self._wait(request, pull, 0)
 
     def _wait(self, request: Request, pull: Pull, num_tokens: int) -> None:
@@ -182,7 +185,7 @@ class Pulling:
         if arriving is None:
             return None
         generations = tuple(self._cache.pool.generations(arriving.pages).tolist())
-        until_s = now_s + min(self._prices.patience_s(load_s), within_s)
+        until_s = now_s + min(self._prices.patience_s(load_s, wanted.patience_s), within_s)
         num_bytes = self._num_bytes(wanted, start)
         before = self._prices.began(wanted.peer, num_bytes)
         sizes = compute_s, num_bytes, before
@@ -286,9 +289,13 @@ class Pulling:
         self._end(pull)
 
     def _give_up(self, pull: Pull, now_s: float) -> None:
-        """It is too late, or its link is lost, and the holder may write for some time."""
+        """It is too late, or its link is lost, and the holder may write for some time.
+
+        Who is late with rows is asked for others all the same: a router names it behind an image that it has encoded.
+        """
         self._counts.pulls_missed += 1
-        self._prices.missed(pull.peer, now_s)
+        if not pull.has_rows:
+            self._prices.missed(pull.peer, now_s)
         pull.on(Signal.GIVEN_UP)
         pull.given_up_s = pull.asked_s = now_s
         self._tell(pull, "failed")
