@@ -275,9 +275,10 @@ class Execution:
             self._metrics.ttft_ratio.observe(ttft_s / expected_s)
 
     async def _dispatch(self) -> Attempt:
-        progress, now_s = self._progress, time.monotonic()
-        if progress.request.prompt.contents:
+        progress = self._progress
+        if progress.is_new and progress.request.prompt.contents:
             await self._have_images_encoded()
+        now_s = time.monotonic()
         wait_s = progress.pair_wait_s(now_s, self._dispatcher.fleet.missing_since_s)
         try:
             selection = await self._dispatcher.selector.select(progress, wait_s)

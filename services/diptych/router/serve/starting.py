@@ -35,10 +35,9 @@ def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s:
 
 
 async def have_images_encoded(fleet: Fleet, progress: Progress, num_cached: int, metrics: RouterMetrics) -> None:
-    """Have the images encoded that are behind so many places of a prompt, by encode workers, if there are some."""
-    if progress.is_new and progress.request.prompt.contents and fleet.encoders():
-        leg = _start_leg(progress, time.monotonic())
-        progress.encoders = await encode_images(fleet, progress, leg, num_cached, metrics)
+    """Have the images encoded that are behind so many places of a prompt, by encode workers."""
+    leg = _start_leg(progress, time.monotonic())
+    progress.encoders = await encode_images(fleet, progress, leg, num_cached, metrics)
 
 
 def _name_holder(leg: StartLeg, selection: Selection) -> None:
