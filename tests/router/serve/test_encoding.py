@@ -120,7 +120,15 @@ def test_who_is_silent_is_not_waited_for_longer_than_a_bound_and_told_to_stop(mo
     monkeypatch.setattr(encoding, "PATIENCE_S", 0.01)
     encoder = Encoder(says_nothing)
     assert encode({FIRST: encoder}) == ({}, (0, 2))
-    assert encoder.aborted == [leg.room for leg in encoder.started]
+    assert sorted(encoder.aborted) == sorted(leg.room for leg in encoder.started)
+
+
+def test_behind_one_that_says_nothing_another_is_asked_in_time(monkeypatch: Any) -> None:
+    monkeypatch.setattr(encoding, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(encoding, "encoders_of", lambda digest, able: sorted(able))
+    silent, other = Encoder(says_nothing), Encoder(ends)
+    assert encode({FIRST: silent, SECOND: other}) == ({each.digest: SECOND for each in IMAGES}, (2, 0))
+    assert sorted(silent.aborted) == sorted(leg.room for leg in silent.started)
 
 
 def test_images_whose_pages_a_worker_has_are_not_encoded_and_one_that_comes_twice_is_once() -> None:

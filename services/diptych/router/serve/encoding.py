@@ -25,7 +25,7 @@ from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.legs import Work
 from diptych.v1.worker_pb2 import LegOutput, StartLeg
 
-PATIENCE_S: Final = 10.0  # with all images of a request, and all who are asked
+PATIENCE_S: Final = 10.0  # with all images of a request, and all who are asked: each has its part
 MAX_ASKED: Final = 2  # workers, one after the other, for an image
 _SAMPLING: Final = params_to_wire(SamplingParams(max_tokens=1, temperature=0.0))
 
@@ -60,10 +60,10 @@ async def encode_images(
     if not wanted:
         return {}
     found: dict[bytes, int] = {}
-    left_s = min(PATIENCE_S, progress.wait_budget.ends_s - time.monotonic())
-    tasks = [asyncio.create_task(_encode(fleet, leg, each, found, metrics)) for each in wanted.values()]
+    until_s = min(time.monotonic() + PATIENCE_S, progress.wait_budget.ends_s)
+    tasks = [asyncio.create_task(_encode(fleet, leg, each, until_s, found, metrics)) for each in wanted.values()]
     try:
-        await asyncio.wait(tasks, timeout=max(0.0, left_s))
+        await asyncio.wait(tasks)
     finally:
         for task in tasks:
             task.cancel()
@@ -73,24 +73,33 @@ async def encode_images(
 
 
 async def _encode(
-    fleet: Fleet, leg: StartLeg, content: ContentSegment, found: dict[bytes, int], metrics: RouterMetrics
+    fleet: Fleet,
+    leg: StartLeg,
+    content: ContentSegment,
+    until_s: float,
+    found: dict[bytes, int],
+    metrics: RouterMetrics,
 ) -> None:
-    """Have one image encoded, and note by whom; by nobody if all who may have failed."""
+    """Have one image encoded, and note by whom; by nobody if all who may have failed.
+
+    Who says nothing has as much of the time that is left as each who may be asked behind it.
+    """
     asked: set[int] = set()
-    for _ in range(MAX_ASKED):
+    for num_left in range(MAX_ASKED, 0, -1):
         able = {key: count for key, count in fleet.encoders().items() if key not in asked}
         best: Sequence[int] = encoders_of(content.digest, able)
         if not best:
             return
         asked.add(best[0])
-        if await _ask(fleet, best[0], leg, content):
+        patience_s = (until_s - time.monotonic()) / min(num_left, len(best))
+        if await _ask(fleet, best[0], leg, content, patience_s):
             found[content.digest] = best[0]
             metrics.images_encoded.inc()
             return
 
 
-async def _ask(fleet: Fleet, encoder: int, leg: StartLeg, content: ContentSegment) -> bool:
-    """Return whether a worker has encoded an image."""
+async def _ask(fleet: Fleet, encoder: int, leg: StartLeg, content: ContentSegment, patience_s: float) -> bool:
+    """Return whether a worker has encoded an image within so many seconds."""
     session, encoding = fleet.session(encoder), _Encoding()
     own = StartLeg()
     own.CopyFrom(leg)
@@ -101,6 +110,8 @@ async def _ask(fleet: Fleet, encoder: int, leg: StartLeg, content: ContentSegmen
     own.contents.append(content_to_wire(replace(content, start=0)))
     session.start(LegKind.ENCODE, own, b"", Work(content.num_tokens), encoding)
     try:
-        return await encoding.ended
+        return await asyncio.wait_for(encoding.ended, patience_s)
+    except TimeoutError:
+        return False
     finally:
         session.abort(own.room)  # nothing, if it has ended
