@@ -133,3 +133,17 @@ def test_deterministic_workers_pair_only_with_those_that_make_the_same_bits() ->
     ]
     assert of_one_gpu not in others
     assert of_one_gpu == terms(deterministic=True, device="cuda", max_requests=3)
+
+
+def test_workers_offer_rows_of_images_where_one_rank_has_a_tower_and_pulls() -> None:
+    def offers(tp: int = 1, pulls: bool = True, **changes: Any) -> bool:
+        config = tiny_config(**changes)
+        source: Any = SimpleNamespace(config=config, weights_id="")
+        layout, rules = kv_layout(config, 8, 4, "float32"), TransferRules(pulls=pulls)
+        return worker_terms(source, "ucx", layout, rules, EngineOptions(tp=tp), "").has(Feature.ROWS)
+
+    assert offers(tower=object())
+    assert not offers()
+    assert not offers(tp=2, tower=object())
+    assert not offers(pulls=False, tower=object())
+    assert not offers(tower=object(), recurrent=Recurrent((0,), ShortConv(32, 3)))

@@ -23,6 +23,7 @@ class Feature(enum.IntEnum):
     PAGE_CONVERSION = 1  # sends pages in its peer's layout: page size, KV type, heads of tensor-parallel ranks
     PULL = 2  # lends cached prefixes to peers, and pulls theirs; not with `--kv-pull off`, nor where layers have states
     MOVE = 3  # hands requests that run on to peers; not with recurrent layers, of which no page has the state by then
+    ROWS = 4  # reads rows of images out of pages, and makes such: with a tower and PULL, and one rank
 
 
 def bits(*features: Feature) -> int:

@@ -49,7 +49,7 @@ def worker_terms(
         kv_backend=kv_backend,
         oldest_protocol=PROTOCOL_VERSION,
         newest_protocol=PROTOCOL_VERSION,
-        features=_features(model, rules),
+        features=_features(model, rules, engine),
         required_features=bits(Feature.VERIFIED_HAND_OFF) if rules.integrity == "always" else 0,
     )
 
@@ -59,10 +59,11 @@ def _has_scales(model: ModelConfig) -> bool:
     return bool(model.kv_scales or (model.draft and model.draft.model.kv_scales))
 
 
-def _features(model: ModelConfig, rules: TransferRules) -> int:
+def _features(model: ModelConfig, rules: TransferRules, engine: EngineOptions) -> int:
     """Return what a worker offers of the features of this version."""
     has_states = model.recurrent is not None
-    lacking = ((Feature.PULL, has_states or not rules.pulls), (Feature.MOVE, has_states))
+    has_rows = model.tower is not None and engine.tp == 1 and rules.pulls and not has_states
+    lacking = ((Feature.PULL, has_states or not rules.pulls), (Feature.MOVE, has_states), (Feature.ROWS, not has_rows))
     return FEATURES & ~bits(*(feature for feature, is_lacking in lacking if is_lacking))
 
 

@@ -137,14 +137,19 @@ class Fleet:
         return bool(self._closed_because)
 
     def encoders(self) -> dict[int, int]:
-        """Return who may encode images of prompts now, and how many each has to do: of those whom somebody may ask."""
+        """Return who may encode images of prompts now, and how many each has to do.
+
+        Those are of use whose rows somebody may read who computes prompts. One that is silent is not: who computes the
+        prompt does it as well.
+        """
+        able = [each for each in self._of_role(Role.ENCODE) if each.is_open and each.worker.takes_legs]
+        if not able:
+            return {}
+        readers = [self._sessions[each].worker for each in {pair.prefill_id for pair in self.pairs()}]
         return {
-            session.instance_id: session.num_open_legs
-            for session in self._of_role(Role.ENCODE)
-            if session.is_open
-            and session.worker.state is State.READY
-            and session.worker.linked
-            and session.worker.started_as in (self._model_id, "")
+            each.instance_id: each.num_open_legs
+            for each in able
+            if any(reader.reads_rows_of(each.worker) for reader in readers)
         }
 
     def session(self, instance_id: int) -> Session:

@@ -145,6 +145,20 @@ class KnownWorker:
         """The adapters that the worker has loaded: name to fingerprint."""
         return {adapter.name: adapter.fingerprint for adapter in self.record.loras}
 
+    @property
+    def takes_legs(self) -> bool:
+        """Whether it is ready, not paused, and was heard lately."""
+        return self.state is State.READY and not self.record.paused and not self.load.silent_s
+
+    def reads_rows_of(self, encoder: KnownWorker) -> bool:
+        """Whether steps here may read the rows of images that an encode worker has made, once they are pulled."""
+        is_alike = bool(self.lends) and self.lends == encoder.lends and self.started_as == encoder.started_as
+        return self._has_rows and encoder._has_rows and is_alike and encoder.record.instance_id in self._linked
+
+    @property
+    def _has_rows(self) -> bool:
+        return terms_of(self.record.terms).has(Feature.ROWS)
+
     def view(self, *, is_reached: bool) -> WorkerView:
         """Return what decides who may serve; `is_reached`: a session to it is open."""
         record = self.record
