@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 import orjson
@@ -333,7 +334,7 @@ class JobWork:
                 self._begun.add(line.number)
                 lanes.hold(lane)
                 running = group.create_task(self._run_line(line.number, call, lane))
-                running.add_done_callback(lambda task, lane=lane: lanes.release(lane))
+                running.add_done_callback(partial(_release, lanes, lane))
 
     def _read(self, line: Line) -> Call | LineError:
         try:
@@ -466,6 +467,10 @@ class JobWork:
         if self.job.is_run(number):
             return line_lost(self._id, number, custom_id) + b"\n"
         return line_not_run(self._id, number, custom_id, ending) + b"\n"
+
+
+def _release(lanes: Lanes, lane: Lane, task: asyncio.Task[None]) -> None:
+    lanes.release(lane)
 
 
 def _lost(error: LostInput) -> Problem:
