@@ -15,7 +15,7 @@ from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
 from diptych.kvtransfer.plan import Shard, linked_ranks
 from diptych.kvtransfer.transport import NoteReceived, OpDone
-from tests.kvtransfer.conftest import nixl
+from tests.kvtransfer.conftest import device_kinds, nixl
 
 Make = Callable[..., Any]
 Link = Callable[[Any, Any], None]
@@ -303,7 +303,7 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("kind", ["shm", "tcp", "emulated-mover", "emulated-staged", nixl("shm")])
+@pytest.mark.parametrize("kind", ["shm", "tcp", *device_kinds(), nixl("shm")])
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)
 def test_a_state_goes_to_pages_larger_than_a_message(
     make_child_end: Make, link: Link, kind: str, state: tuple[PoolLayout, PoolLayout, list[int], list[int]]

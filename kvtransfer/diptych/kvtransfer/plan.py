@@ -223,6 +223,8 @@ def plan(src: PoolLayout, dst: PoolLayout) -> Copies | None:
     check(src, dst)
     pairs = zip(Shard.all_of(src), Shard.all_of(dst), strict=True)
     copies = tuple(copy for one, other in pairs if (copy := _copy(one, other)))
+    for copy in copies:
+        _check_row(copy)
     return Copies(copies, dst.num_layers, _whole(src, dst)) if copies else None
 
 
@@ -271,8 +273,6 @@ def _check_packs(packs: Sequence[PagePack], head_dim: int) -> None:
         raise LayoutMismatch(_not_on_device("pages whose sizes have so little in common"))
     if any(pack.dst_page_size // pack.src_page_size + 3 > PACK_ENTRIES for pack in packs):  # wherever the first begins
         raise LayoutMismatch(_not_on_device("such small pages into such large ones"))
-    if any(math.lcm(pack.row_nbytes, LINE_NBYTES) > MESSAGE_NBYTES for pack in packs):
-        raise LayoutMismatch(_not_on_device(f"tokens of more than {MESSAGE_NBYTES} bytes in a layer"))
 
 
 def _not_on_device(what: str) -> str:
@@ -286,6 +286,14 @@ def _check_words(shard: Shard) -> None:
         raise LayoutMismatch(
             f"pages of {shard.page_size} tokens, {region.head_dim} {region.dtype} a head, can't be converted: "
             f"a layer of a head must be a multiple of {_WORD_NBYTES} bytes; use larger pages"
+        )
+
+
+def _check_row(copy: Copy) -> None:
+    if copy.pack is not None and math.lcm(copy.pack.row_nbytes, LINE_NBYTES) > MESSAGE_NBYTES:
+        raise LayoutMismatch(
+            f"a token of {copy.pack.row_nbytes} bytes in one layer can't be converted: a message holds "
+            f"{MESSAGE_NBYTES}; give both workers the same --tp, --page-size and --kv-cache-dtype, or a larger --tp"
         )
 
 
