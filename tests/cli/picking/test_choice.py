@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
+from diptych.cli.picking import choice
 from diptych.cli.picking.choice import MAX_ENDPOINTS, Routers
 
 
@@ -37,6 +40,14 @@ def test_a_session_stays_however_much_its_router_has_and_others_stay_when_one_go
     found.are(("a:1", "b:1"))
     for name, order in before.items():
         assert found.pick(None, name, "3") == tuple(each for each in order if each != "c:1")
+
+
+@pytest.mark.parametrize("session", ["", "s"])
+def test_a_pick_takes_one_digest_a_router(session: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+    monkeypatch.setattr(choice, "uniform", lambda key, name: hashed.append(name) or 0.5)
+    routers(*(f"{number}:1" for number in range(60))).pick(None, session, "1")
+    assert len(hashed) == 60
 
 
 def test_only_what_the_gateway_allows_is_picked_and_nobody_if_none_of_it_is_there() -> None:
