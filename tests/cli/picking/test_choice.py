@@ -6,6 +6,7 @@ import pytest
 
 from diptych.cli.picking import choice
 from diptych.cli.picking.choice import MAX_ENDPOINTS, Routers
+from diptych.router.choose.pools import uniform
 
 
 def routers(*endpoints: str) -> Routers:
@@ -45,7 +46,12 @@ def test_a_session_stays_however_much_its_router_has_and_others_stay_when_one_go
 @pytest.mark.parametrize("session", ["", "s"])
 def test_a_pick_takes_one_digest_a_router(session: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[str] = []
-    monkeypatch.setattr(choice, "uniform", lambda key, name: hashed.append(name) or 0.5)
+
+    def counted(key: str, name: str) -> float:
+        hashed.append(name)
+        return uniform(key, name)
+
+    monkeypatch.setattr(choice, "uniform", counted)
     routers(*(f"{number}:1" for number in range(60))).pick(None, session, "1")
     assert len(hashed) == 60
 
