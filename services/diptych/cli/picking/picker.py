@@ -181,8 +181,8 @@ def main(config: PickerConfig) -> int:
 
 async def _serve(config: PickerConfig, stop: event_loop.Stop) -> None:
     serving = build(config)  # gRPC's server belongs to the loop that is running when it is made
-    with HealthServer(config.host, config.health_port, serving.picker.probes) as health:
-        logger.info("picking routers at port %d, health at port %d", serving.port, health.port)
+    with HealthServer(config.host, config.health_port, serving.picker.probes):
+        logger.info("picking routers at port %d", serving.port)
         await run(serving, stop, linger_s=config.linger_s, drain_s=config.drain_s)
 
 
