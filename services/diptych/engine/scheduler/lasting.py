@@ -11,6 +11,7 @@ import numpy as np
 
 from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError
+from diptych.engine.cache.beside import Beside
 from diptych.engine.cache.host_pages import HostPages
 from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.options.config import EngineOptions
@@ -30,8 +31,10 @@ from diptych.engine.tiers.segments import SegmentFormat
 from diptych.engine.tiers.shared_tier import SharedTier
 from diptych.engine.tiers.valkey_store import open_valkey
 from diptych.engine.values.events import PagesRestored
-from diptych.engine.values.kv_regions import pages_per_state
+from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.kvtransfer.layout import PoolLayout
+
+END_NBYTES: Final = 64 * MIB  # of what is kept behind a text in one object, at most
 
 
 class PoolInHostMemory(Protocol):
@@ -107,18 +110,28 @@ def _shared(source: ModelSource, layout: PoolLayout, hardware: PoolInHostMemory)
     options = hardware.options
     if options.device == "cuda":
         raise ConfigError("--shared-cache keeps pages of CPUs only: leave it out on GPUs")
-    if pages_per_state(source.config, options.tp, options.dtype, layout):
-        raise ConfigError("--shared-cache keeps no states of recurrent layers: leave it out for this model")
-    if len(source.config.page_groups) > 1:
-        raise ConfigError("--shared-cache keeps no pages of windows: leave it out, or give --kv-windows keep")
+    beside = _beside(source, layout, options)
     terms = terms_digest(store_terms(source, layout, options, hardware.device_name))
     record = PageFormat(terms, layout.page_nbytes)
-    objects = Objects(record, run_pages(layout.page_size, record.record_nbytes), terms.hex())
+    objects = Objects(record, run_pages(layout.page_size, record.record_nbytes), terms.hex(), beside)
     if is_valkey(options.shared_cache):
         return SharedTier(PageObjects(open_valkey(options.shared_cache), objects, _pages(hardware, layout), None))
     store, is_directory = open_store(options.shared_cache), directory_of(options.shared_cache) is not None
     room = Room(store, options.shared_cache_mib * MIB) if is_directory else None
     return SharedTier(PageObjects(store, objects, _pages(hardware, layout), room))
+
+
+def _beside(source: ModelSource, layout: PoolLayout, options: EngineOptions) -> Beside:
+    """Return what is kept beside pages of tokens. Raises `ConfigError` where that is too large for an object."""
+    states = pages_per_state(source.config, options.tp, options.dtype, layout)
+    beside = Beside(window_pages(source.config, 1), states, layout.page_size)
+    mib = beside.most_places * layout.page_nbytes / MIB
+    if mib * MIB > END_NBYTES:
+        raise ConfigError(
+            f"--shared-cache keeps at most {END_NBYTES // MIB} MiB behind a text, and windows and states of this model"
+            f" take up to {mib:.0f} MiB there: leave it out" + (", or give --kv-windows keep" if not states else "")
+        )
+    return beside
 
 
 def _pages(hardware: PoolInHostMemory, layout: PoolLayout) -> Any:

@@ -1,6 +1,6 @@
 """Pages in the objects of a store, which many workers fill and read. Implements `Medium`.
 
-Each object is a run of a text (see `runs`): records as in files, one behind the other, nothing else. It is written as a
+Each object is a run of a text, or an end (see `runs`): records as in files, one behind the other, nothing else. It is written as a
 whole, and never changed: two who write it at once write pages that are worth the same. What is there is asked for when
 a text comes; that is believed for a while, and a load finds out what has gone meanwhile.
 """
@@ -11,15 +11,16 @@ import itertools
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
 from diptych.common.arrays import I32
+from diptych.engine.cache.beside import NOTHING_BESIDE, Beside
 from diptych.engine.cache.page_ids import NOBODYS, PageId
 from diptych.engine.cache.tier import Lookup
 from diptych.engine.tiers.medium import MediumCounts
-from diptych.engine.tiers.object_asker import ObjectAsker, Question
+from diptych.engine.tiers.object_asker import Asked, ObjectAsker, Question
 from diptych.engine.tiers.object_room import Room
 from diptych.engine.tiers.object_store import ObjectStore
 from diptych.engine.tiers.page_format import Buffer, PageFormat
@@ -32,7 +33,8 @@ from diptych.kvtransfer.ownership import Pages
 
 NUM_READERS: Final = 8
 READ_S: Final = 5.0  # after which a read counts as hanging
-NUM_BUFFERS: Final = 16  # of runs that wait to be written
+NUM_BUFFERS: Final = 16  # of objects that wait to be written
+BUFFERED_NBYTES: Final = 2**28  # of these, but for two
 MOST_PAGES: Final = 2**17  # that are known to be there
 MOST_NAMES: Final = 2**17  # of runs that were given or found
 KNOWN_S: Final = 600.0  # that these are not given again: then they may have been deleted
@@ -49,10 +51,12 @@ class Objects:
     record: PageFormat
     run_pages: int
     folder: str  # in which they are
+    beside: Beside = NOTHING_BESIDE  # of which ends are
 
     @property
     def nbytes(self) -> int:
-        return self.run_pages * self.record.record_nbytes
+        """Bytes of the largest one."""
+        return max(self.run_pages, self.beside.most_places) * self.record.record_nbytes
 
 
 class PageObjects:
@@ -73,7 +77,7 @@ class PageObjects:
         self.asker = ObjectAsker(store, clock)
         self._pool = pool
         self._clock = clock
-        self._known: OrderedDict[int, float] = OrderedDict()  # names of last pages of runs, and since when
+        self._known: OrderedDict[tuple[int, int], float] = OrderedDict()  # last pages of objects, and since when
         self._bad: deque[str] = deque()  # objects in which readers have found what is wrong
         self._gone: deque[str] = deque()  # objects that they have not found
         self._written: deque[Sequence[PageId]] = deque()  # runs that the writer has written or found
@@ -90,7 +94,7 @@ class PageObjects:
             objects.record,
             clock,
             _nothing,
-            num_buffers=NUM_BUFFERS,
+            num_buffers=max(2, min(NUM_BUFFERS, BUFFERED_NBYTES // objects.nbytes)),
             buffer_nbytes=objects.nbytes,
         )
         self.reader.measure()
@@ -132,32 +136,52 @@ class PageObjects:
         is_asked = self.is_asked and self.reader.is_measured and not self.asker.is_busy
         return self.asker.usual_s if is_asked else math.inf
 
-    def look_up(self, first: int, ids: Sequence[PageId], until_s: float) -> Lookup | None:
-        """Ask which runs are there that hold these pages, which follow the first ones of a text."""
+    def look_up(
+        self, first: int, ids: Sequence[PageId], until_s: float, before: Sequence[PageId] = ()
+    ) -> Lookup | None:
+        """Ask which runs are there that hold these pages, which follow the first ones of a text, and which end."""
         size = self.objects.run_pages
         wholes = range(size - 1 - first % size, len(ids), size)
-        ends = [*itertools.takewhile(lambda end: not self.writer.is_forgotten(ids[end]), wholes)]
-        runs = [object_name(self.objects.folder, ids[end]) for end in ends]
-        if self._are_known(runs, first % size):
+        last = [*itertools.takewhile(lambda end: not self.writer.is_forgotten(ids[end]), wholes)]
+        runs = [object_name(self.objects.folder, ids[end]) for end in last]
+        ends = self._ends([ids[end] for end in last], first // size)
+        if self._are_known(runs, first % size, ends):
             return None
         self.reader.begin()
-        return self.asker.ask(runs, first % size, ids[: ends[-1] + 1], until_s)
+        return self.asker.ask(Asked(runs, first, ids[: last[-1] + 1], before, ends), until_s)
 
-    def _are_known(self, runs: Sequence[str], first: int) -> bool:
-        """Whether all runs of a text are known to be there, and are found: the first one from page `first` of it on."""
+    def _ends(self, last: Sequence[PageId], num_before: int) -> dict[int, str]:
+        """Return the objects of the ends that may be behind runs, by these; some runs of the text are before them."""
+        beside = self.objects.beside
+        if beside.is_nothing:
+            return {}
+        size = self.objects.run_pages
+        ends = {run: beside.last(page_id) for run, page_id in enumerate(last)}
+        return {
+            run: object_name(self.objects.folder, end)
+            for run, end in ends.items()
+            if beside.is_needed((num_before + run + 1) * size) and not self.writer.is_forgotten(end)
+        }
+
+    def _are_known(self, runs: Sequence[str], first: int, ends: Mapping[int, str]) -> bool:
+        """Whether all runs of a text are known to be there, and are found: the first one from page `first` of it on.
+
+        And an end, if there are some.
+        """
         now_s = self._clock()
-        return all([self.index.refind(run, 0 if number else first, now_s) for number, run in enumerate(runs)])
+        are_known = all([self.index.refind(run, 0 if number else first, now_s) for number, run in enumerate(runs)])
+        return are_known and (not ends or any(self.index.refind(end, 0, now_s) for end in reversed(ends.values())))
 
     @property
     def takes_pages(self) -> bool:
         return self.writer.breaker.allows(self._clock())
 
-    def lacks(self, name: int) -> bool:
-        return self._clock() - self._known.get(name, -math.inf) > KNOWN_S
+    def lacks(self, group: int, name: int) -> bool:
+        return self._clock() - self._known.get((group, name), -math.inf) > KNOWN_S
 
     def offer(self, pages: Pages, ids: Sequence[PageId]) -> None:
         if self.writer.give_run(ids, [self._pool[page] for page in pages.tolist()]):
-            self._note(ids[-1].name)
+            self._note(ids[-1])
 
     def forget(self, ids: Sequence[PageId]) -> None:
         self.forget_runs(ids, ids)
@@ -192,12 +216,22 @@ class PageObjects:
         return self.reader.restored()
 
     def _believe(self, question: Question) -> None:
-        size, until_s = self.objects.run_pages, self._clock() + BELIEVED_S
+        size, until_s, asked = self.objects.run_pages, self._clock() + BELIEVED_S, question.asked
+        first = asked.first % size
         for run in range(question.search.num_found):
-            start, end = max(0, run * size - question.first), (run + 1) * size - question.first
-            ids = question.ids[start:end]
-            self.index.add(question.runs[run], question.first if run == 0 else 0, ids, until_s)
-            self._note(ids[-1].name)
+            ids = asked.ids[max(0, run * size - first) : (run + 1) * size - first]
+            self.index.add(asked.runs[run], first if run == 0 else 0, ids, until_s)
+            self._note(ids[-1])
+        if question.search.end is not None:
+            ids = self._ids_of_end(asked, (asked.first // size + question.search.end + 1) * size)
+            self.index.add(asked.ends[question.search.end], 0, ids, until_s)
+            self._note(ids[-1])
+
+    def _ids_of_end(self, asked: Asked, end: int) -> Sequence[PageId]:
+        """Return the pages of the end behind the first `end` pages of a text."""
+        beside, start = self.objects.beside, asked.first - len(asked.before)
+        pages = [*asked.before, *asked.ids][: end - start]
+        return beside.ids(pages[beside.first(end) - start :], pages[-1])
 
     def descriptors(self) -> Sequence[int]:
         return (self.reader.fileno(), self.asker.fileno())
@@ -226,12 +260,13 @@ class PageObjects:
 
     def _lose_run(self, run: str | None) -> None:
         if run is not None and (ids := self.index.ids_of(run)):
-            self._known.pop(ids[-1].name, None)
+            self._known.pop((ids[-1].group, ids[-1].name), None)
             self.index.drop(run)
 
-    def _note(self, name: int) -> None:
-        self._known[name] = self._clock()
-        self._known.move_to_end(name)
+    def _note(self, last: PageId) -> None:
+        key = last.group, last.name
+        self._known[key] = self._clock()
+        self._known.move_to_end(key)
         if len(self._known) > MOST_NAMES:
             self._known.popitem(last=False)
 

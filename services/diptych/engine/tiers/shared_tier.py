@@ -36,8 +36,10 @@ class SharedTier(LastingTier):
     def look_up_s(self) -> float:
         return self._objects.look_up_s
 
-    def look_up(self, first: int, ids: Sequence[PageId], until_s: float) -> Lookup | None:
-        return self._objects.look_up(first, ids, until_s)
+    def look_up(
+        self, first: int, ids: Sequence[PageId], until_s: float, before: Sequence[PageId] = ()
+    ) -> Lookup | None:
+        return self._objects.look_up(first, ids, until_s, before)
 
     def forget_runs(self, ids: Sequence[PageId], ends: Sequence[PageId]) -> None:
         self._objects.forget_runs(ids, ends)
@@ -49,8 +51,8 @@ class SharedTier(LastingTier):
     def takes(self, names: U64, num_uses: int, num_tokens: int) -> bool:
         return self._doorkeeper.admits(names, num_uses, num_tokens)
 
-    def lacks(self, name: int) -> bool:
-        return self._objects.lacks(name)
+    def lacks(self, group: int, name: int) -> bool:
+        return self._objects.lacks(group, name)
 
     def offer(self, pages: Pages, ids: Sequence[PageId]) -> None:
         self._objects.offer(pages, ids)
