@@ -1,8 +1,8 @@
 """Pages in the objects of a store, which many workers fill and read. Implements `Medium`.
 
-Each object is a run of a text, or an end (see `runs`): records as in files, one behind the other, nothing else. It is written as a
-whole, and never changed: two who write it at once write pages that are worth the same. What is there is asked for when
-a text comes; that is believed for a while, and a load finds out what has gone meanwhile.
+Each object is a run of a text, or an end (see `runs`): records as in files, one behind the other, nothing else. It is
+written as a whole, and never changed: two who write it at once write pages that are worth the same. What is there is
+asked for when a text comes; that is believed for a while, and a load finds out what has gone meanwhile.
 """
 
 from __future__ import annotations
