@@ -49,7 +49,7 @@ class Ranks:
         return files
 
     def apply(self) -> None:
-        self.other.apply_due(self._nobodys, None, NO_COPIER, self.parts)
+        self.other.apply_due(self._nobodys, None, NO_COPIER, [self.parts])
 
     def save(self) -> None:
         """Have all pages written on both ranks."""

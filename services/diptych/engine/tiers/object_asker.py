@@ -17,7 +17,7 @@ from typing import Final
 from diptych.engine.cache.page_ids import PageId
 from diptych.engine.cache.tier import Lookup
 from diptych.engine.tiers.object_store import ObjectStore
-from diptych.engine.tiers.runs import WIDTH, TextSearch
+from diptych.engine.tiers.runs import WIDTH, TextSearch, in_folders
 
 NUM_ASKERS: Final = WIDTH
 MOST_OPEN: Final = 64  # texts that are asked for at once; more are not asked for
@@ -67,7 +67,9 @@ class Question:
 class ObjectAsker:
     """One thread asks, and hears answers. `close` it."""
 
-    def __init__(self, store: ObjectStore, clock: Callable[[], float]) -> None:
+    def __init__(self, store: ObjectStore, clock: Callable[[], float], other_folders: Sequence[str] = ()) -> None:
+        """`other_folders`: where the objects must be, too, beside the one that is in their names."""
+        self._other_folders = other_folders
         self.counts = AskCounts()
         self.usual_s = 0.0  # of an answer
         self._store = store
@@ -159,7 +161,8 @@ class ObjectAsker:
         if question.error:
             return False, ""
         try:
-            return self._store.size(question.asked.name(run)) is not None, ""
+            names = in_folders(question.asked.name(run), self._other_folders)
+            return all(self._store.size(name) is not None for name in names), ""
         except OSError as error:
             return False, str(error)
 

@@ -20,7 +20,7 @@ from diptych.engine.cache.beside import NOTHING_BESIDE, Beside
 from diptych.engine.cache.page_ids import NOBODYS, PageId
 from diptych.engine.cache.tier import Lookup
 from diptych.engine.tiers.medium import MediumCounts
-from diptych.engine.tiers.object_asker import Asked, ObjectAsker, Question
+from diptych.engine.tiers.object_asker import AskCounts, Asked, ObjectAsker, Question
 from diptych.engine.tiers.object_room import Room
 from diptych.engine.tiers.object_store import ObjectStore
 from diptych.engine.tiers.page_format import Buffer, PageFormat
@@ -52,6 +52,7 @@ class Objects:
     run_pages: int
     folder: str  # in which they are
     beside: Beside = NOTHING_BESIDE  # of which ends are
+    other_folders: Sequence[str] = ()  # of other ranks: an object is there if they have theirs
 
     @property
     def nbytes(self) -> int:
@@ -74,7 +75,7 @@ class PageObjects:
         self.capacity = MOST_PAGES
         self.objects = objects
         self.index = RunIndex(MOST_PAGES)
-        self.asker = ObjectAsker(store, clock)
+        self.asker = ObjectAsker(store, clock, objects.other_folders)
         self._pool = pool
         self._clock = clock
         self._known: OrderedDict[tuple[int, int], float] = OrderedDict()  # last pages of objects, and since when
@@ -98,6 +99,14 @@ class PageObjects:
             buffer_nbytes=objects.nbytes,
         )
         self.reader.measure()
+
+    @property
+    def run_pages(self) -> int:
+        return self.objects.run_pages
+
+    @property
+    def asked(self) -> AskCounts:
+        return self.asker.counts
 
     @property
     def counts(self) -> MediumCounts:
@@ -170,7 +179,7 @@ class PageObjects:
         """
         now_s = self._clock()
         are_known = all([self.index.refind(run, 0 if number else first, now_s) for number, run in enumerate(runs)])
-        return are_known and (not ends or any(self.index.refind(end, 0, now_s) for end in reversed(ends.values())))
+        return are_known and (not ends or any(self.index.refind(end, 0, now_s) for end in reversed([*ends.values()])))
 
     @property
     def takes_pages(self) -> bool:
@@ -179,17 +188,20 @@ class PageObjects:
     def lacks(self, group: int, name: int) -> bool:
         return self._clock() - self._known.get((group, name), -math.inf) > KNOWN_S
 
-    def offer(self, pages: Pages, ids: Sequence[PageId]) -> None:
-        if self.writer.give_run(ids, [self._pool[page] for page in pages.tolist()]):
+    def offer(self, pages: Pages, ids: Sequence[PageId]) -> bool:
+        """Have an object written that is in these pages; False: it is dropped."""
+        is_given = self.writer.give_run(ids, [self._pool[page] for page in pages.tolist()])
+        if is_given:
             self._note(ids[-1])
+        return is_given
 
     def forget(self, ids: Sequence[PageId]) -> None:
         self.forget_runs(ids, ids)
 
-    def forget_runs(self, ids: Sequence[PageId], ends: Sequence[PageId]) -> None:
+    def forget_runs(self, ids: Sequence[PageId], ends: Sequence[PageId]) -> Sequence[PageId]:
         """Let nobody find runs that have any of these pages, as far as they are known, nor those that end with `ends`.
 
-        Nor what is asked for now, which may be answered by them.
+        Nor what is asked for now, which may be answered by them. Return the last pages of all that go.
         """
         self.asker.void()
         self.writer.forget(ids, ends)  # first: what it has written before is in the news
@@ -200,6 +212,16 @@ class PageObjects:
         for run in runs:
             self._lose_run(run)
         self._known.clear()
+        return [*ends, *last]
+
+    def runs_of(self, ids: Sequence[PageId]) -> Sequence[tuple[int, Sequence[PageId]]]:
+        """Return what is known of the objects that have these pages: the number of the first page, and the pages."""
+        names = dict.fromkeys(self.index.run_of(page_id) for page_id in ids)
+        return [self.index.known(name) for name in names if name is not None]
+
+    def learn(self, first: int, ids: Sequence[PageId]) -> None:
+        """Somebody knows that an object is there, of which these are the pages from number `first` on."""
+        self.index.add(object_name(self.objects.folder, ids[-1]), first, ids, self._clock() + BELIEVED_S)
 
     def load(self, number: int, ids: Sequence[PageId], pages: Pages) -> None:
         runs, is_whole = self._runs(ids, pages)
@@ -212,8 +234,9 @@ class PageObjects:
             self.reader.end(question.error)
             if not question.is_void:
                 self._believe(question)
-        self._take_news()
-        return self.reader.restored()
+        ended = self.reader.restored()
+        self._take_news()  # then: with all that these have found
+        return ended
 
     def _believe(self, question: Question) -> None:
         size, until_s, asked = self.objects.run_pages, self._clock() + BELIEVED_S, question.asked
@@ -248,7 +271,8 @@ class PageObjects:
         """Take what threads have found out."""
         while self._written:
             ids = self._written.popleft()
-            self.index.add(object_name(self.objects.folder, ids[-1]), 0, ids, self._clock() + BELIEVED_S)
+            if not self.objects.other_folders:  # else it is asked whether these have been written, too
+                self.learn(0, ids)
         while self._gone:
             self._lose_run(self._gone.popleft())
         while self._bad:

@@ -35,6 +35,12 @@ def object_name(folder: str, last: PageId) -> str:
     return f"{folder}/{key[:2]}/{key}"
 
 
+def in_folders(name: str, others: Sequence[str]) -> list[str]:
+    """Return the name of an object, and those of the same run in other folders."""
+    end = name[name.index("/") :]
+    return [name, *(folder + end for folder in others)]
+
+
 class RunSearch:
     """Finds out how many runs of a text are there, when none is there without those before it.
 
@@ -159,6 +165,11 @@ class RunIndex:
         """Return the run in which a page is, or was."""
         place = self._at.get(page_id.key)
         return None if place is None else place.run
+
+    def known(self, run: str) -> tuple[int, Sequence[PageId]]:
+        """Return the number of the first page of a run that is known, and the pages from there on."""
+        known = self._runs[run]
+        return known.first, known.ids
 
     def ids_of(self, run: str) -> Sequence[PageId]:
         """Return the pages of a run that are known."""
