@@ -246,7 +246,7 @@ def answered(cache: KvCache, core: SchedulerCore, tier: LastingTier) -> Callable
     """Return what hears of a tier's answers, and says whether there may be more."""
 
     def hear() -> bool:
-        is_due = len(cache.moves) > 0 or (isinstance(tier, SharedTier) and tier._objects.asker.waits_since_s < math.inf)
+        is_due = len(cache.moves) > 0 or (isinstance(tier, SharedTier) and of(tier).asker.waits_since_s < math.inf)
         for event in tier.restored():
             core.handle(event, 0.0)
         return is_due
@@ -254,9 +254,14 @@ def answered(cache: KvCache, core: SchedulerCore, tier: LastingTier) -> Callable
     return hear
 
 
+def of(store: SharedTier) -> PageObjects:
+    assert isinstance(store._objects, PageObjects)
+    return store._objects
+
+
 def groups_in(objects: OddStore, store: SharedTier) -> set[int]:
     """Return of which groups pages are in a store."""
-    record, found = store._objects.objects.record, set()
+    record, found = of(store).objects.record, set()
     for data in objects.runs().values():
         for at in range(0, len(data), record.record_nbytes):
             page_id = whose(data[at : at + HEADER_NBYTES], record.terms, record.page_nbytes)
