@@ -27,6 +27,7 @@ from diptych.engine.tiers.records import Run
 from diptych.engine.tiers.runs import object_name
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
+from diptych.generation.page_hash import extra_key
 
 TEXT = [*range(1, 46)]  # of 22 pages 20 are whole runs
 WHOLE = (len(TEXT) - 1) // PAGE // RUN * RUN * PAGE
@@ -209,6 +210,24 @@ def test_nothing_is_shared_across_salts_and_terms(new_life: NewLife, store: OddS
     other = new_life(terms=b"those of another")
     assert found_in(other, b"one") == 0
     assert other.shared.counts.read.num_corrupt > 0
+
+
+def test_an_adapter_and_a_salt_find_their_own_in_files_and_store(new_life: NewLife, tmp_path: Path) -> None:
+    def files(life_pool: Any) -> FileTier:
+        return FileTier(PageFiles(tmp_path, RECORD, MIB, life_pool, life_pool))
+
+    ours = extra_key(b"tenant", "adapter")
+    one = new_life(files=files)
+    one_life(one, extra_key=ours)
+    one.evict_all()
+    one.tiers[0].close()
+    for above in (files, None):
+        life = new_life(files=above)
+        for others in (extra_key(b"tenant", "another"), extra_key(b"other", "adapter"), extra_key(b"tenant", ""), b""):
+            assert found_in(life, others) == 0
+        while above and life.tiers[0].load_s(1) == math.inf:
+            select.select(life.tiers[0].descriptors(), [], [], 0.001)
+        assert found_in(life, ours) == (len(TEXT) - 1) // PAGE * PAGE if above else WHOLE
 
 
 def damaged(data: bytes, how: str) -> bytes:
