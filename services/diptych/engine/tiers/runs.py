@@ -21,6 +21,7 @@ from diptych.engine.cache.page_ids import PageId
 RUN_TOKENS: Final = 256
 RUN_NBYTES: Final = 8 * 2**20  # of a run, at most, or one page
 WIDTH: Final = 8  # objects that are asked for at once
+MOST_ENDS: Final = 4 * WIDTH  # that are asked for of a text, the last ones: each turn of a conversation leaves one
 
 
 def run_pages(page_size: int, record_nbytes: int) -> int:
@@ -37,8 +38,8 @@ def object_name(folder: str, last: PageId) -> str:
 
 def in_folders(name: str, others: Sequence[str]) -> list[str]:
     """Return the name of an object, and those of the same run in other folders."""
-    end = name[name.index("/") :]
-    return [name, *(folder + end for folder in others)]
+    _, _, end = name.partition("/")
+    return [name, *(f"{folder}/{end}" for folder in others)]
 
 
 class RunSearch:
@@ -100,7 +101,7 @@ class TextSearch:
             return
         self._runs.tell(answers)
         if self._runs.is_over:
-            self._ends = [run for run in self._ends if run < self._runs.num_found]
+            self._ends = [run for run in self._ends if run < self._runs.num_found][-MOST_ENDS:]
 
 
 class Place(NamedTuple):
