@@ -121,9 +121,29 @@ def test_all_that_lies_beside_a_text_is_found_behind_its_last_run(
     second.compute(TEXT)
     second.finish_writes()
     assert store.num_writes == num_writes, "nothing is written twice"
-    second.cache.flush()
-    second.finish_writes()
-    assert store.runs() == {}, "ends go with the runs before them"
+
+
+@of_beside
+def test_ends_are_deleted_with_the_runs_before_them_also_by_who_has_forgotten_what_is_there(
+    beside: dict[str, Any], new_life: NewLife, store: OddStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_objects, "MOST_PAGES", 1)
+    life = new_life(**beside)
+    one_life(life)
+    assert len(store.runs()) > NUM_RUNS
+    life.cache.flush()
+    life.finish_writes()
+    assert store.runs() == {}
+
+
+def test_no_end_is_given_where_memory_was_wanted_for_what_windows_do_not_see(
+    new_life: NewLife, store: OddStore
+) -> None:
+    life = new_life(**BESIDE["windows"])
+    one_life(life, num_uses=1)
+    life.cache.pool.uncache(life.cache.tree.windows.pop_spare(100))
+    one_life(life, num_uses=1)
+    assert len(store.runs()) == NUM_RUNS
 
 
 @of_beside
