@@ -17,8 +17,8 @@ from tier_scenes import PAGE, PAGE_NBYTES, RUN, TERMS, page_ids
 from diptych.engine.cache.beside import Beside
 from diptych.engine.cache.host_tier import NO_COPIER
 from diptych.engine.tensor_parallel.channels import HostChannels
+from diptych.engine.tensor_parallel.parts.ranked_objects import RankedObjects, RankObjects
 from diptych.engine.tensor_parallel.rank_log import RankLog
-from diptych.engine.tensor_parallel.ranked_objects import RankedObjects, RankObjects
 from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
 from diptych.engine.tiers.page_format import PageFormat, rank_terms
 from diptych.engine.tiers.page_objects import Objects, PageObjects

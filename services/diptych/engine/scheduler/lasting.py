@@ -19,8 +19,8 @@ from diptych.engine.options.pool_size import MIB
 from diptych.engine.options.store_url import directory_of, is_valkey
 from diptych.engine.scheduler.terms import file_terms, store_terms
 from diptych.engine.tensor_parallel.group import RankGroup
-from diptych.engine.tensor_parallel.ranked_files import RankFiles
-from diptych.engine.tensor_parallel.ranked_objects import RankObjects
+from diptych.engine.tensor_parallel.parts.ranked_files import RankFiles
+from diptych.engine.tensor_parallel.parts.ranked_objects import RankObjects
 from diptych.engine.tensor_parallel.tp_model_worker import RankMedium, TpModelWorker
 from diptych.engine.tiers.file_tier import FileTier
 from diptych.engine.tiers.lasting_tier import LastingTier

@@ -17,6 +17,8 @@ from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.cache.tier import Slots
 from diptych.engine.lora.host import AdapterHost
 from diptych.engine.tensor_parallel.adapters import TensorParallelAdapters
+from diptych.engine.tensor_parallel.parts.ranked_files import RankedFiles
+from diptych.engine.tensor_parallel.parts.ranked_objects import RankedObjects
 from diptych.engine.tensor_parallel.rank_log import (
     NoRanks,
     RankLog,
@@ -26,8 +28,6 @@ from diptych.engine.tensor_parallel.rank_log import (
     step_to_wire,
 )
 from diptych.engine.tensor_parallel.rank_tasks import LeadTasks
-from diptych.engine.tensor_parallel.ranked_files import RankedFiles
-from diptych.engine.tensor_parallel.ranked_objects import RankedObjects
 from diptych.engine.tensor_parallel.transfers.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.transfers.transport import TensorParallelTransport
 from diptych.engine.tensor_parallel.weight_sets import RankWeights, TensorParallelWeights, WeightSets

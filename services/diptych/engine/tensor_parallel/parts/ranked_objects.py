@@ -13,8 +13,8 @@ import numpy as np
 from diptych.common.arrays import I32
 from diptych.engine.cache.page_ids import PageId
 from diptych.engine.cache.tier import Lookup
+from diptych.engine.tensor_parallel.parts.ranked_loads import RankedLoads, RankLoads
 from diptych.engine.tensor_parallel.rank_log import RankLog, from_bytes, ids_from_bytes, ids_to_bytes, page_bytes
-from diptych.engine.tensor_parallel.ranked_loads import RankedLoads, RankLoads
 from diptych.engine.tiers.medium import MediumCounts
 from diptych.engine.tiers.object_asker import AskCounts
 from diptych.engine.tiers.page_objects import PageObjects

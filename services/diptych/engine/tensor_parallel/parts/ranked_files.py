@@ -12,8 +12,8 @@ import numpy as np
 
 from diptych.common.arrays import I32
 from diptych.engine.cache.page_ids import PageId
+from diptych.engine.tensor_parallel.parts.ranked_loads import RankedLoads, RankLoads
 from diptych.engine.tensor_parallel.rank_log import RankLog, from_bytes, ids_from_bytes, ids_to_bytes, page_bytes
-from diptych.engine.tensor_parallel.ranked_loads import RankedLoads, RankLoads
 from diptych.engine.tiers.medium import MediumCounts
 from diptych.engine.tiers.page_files import PageFiles
 from diptych.engine.values.events import PagesRestored
