@@ -22,6 +22,11 @@ def row_namespace(extra_key: bytes, row_dtype: str) -> bytes:
     return _NAMESPACE + row_dtype.encode() + b"\0" + extra_key
 
 
+def is_of_rows(extra_key: bytes) -> bool:
+    """Return whether a namespace has rows of images, and no prompts."""
+    return extra_key.startswith(_NAMESPACE)
+
+
 def row_keys(digest: bytes, num_places: int, row_nbytes: int, page_nbytes: int, page_size: int) -> I64:
     """Return what stands for the rows of an image: whole pages, as many as carry `row_nbytes` for each place."""
     num_pages = -(-num_places * row_nbytes // page_nbytes)

@@ -16,6 +16,7 @@ from diptych.engine.cache.tier import POOL, SlotPool
 from diptych.engine.cache.tree.radix import RadixTree
 from diptych.engine.cache.tree.radix_node import Eviction, Insertion, Node
 from diptych.engine.values.policy_names import EvictionPolicy
+from diptych.generation.image_rows import row_namespace
 from diptych.generation.page_hash import page_hashes
 from diptych.kvtransfer.ownership import Pages
 
@@ -297,6 +298,19 @@ def test_what_the_host_tier_has_no_room_for_is_forgotten_from_the_end() -> None:
     assert saves(tree.evict(1)) == [(1, [4], [1])]
     assert (tree.peek(tokens("aabbcc")), tree.peek(tokens("dd")), tree.num_host_pages) == (2, 2, 2)
     assert tree.check() == []
+
+
+def test_rows_of_images_are_dropped_and_not_demoted() -> None:
+    """Steps and pulls look for them in the pool: in a tier nobody would read them, nor have them sent again."""
+    tree, rows = RadixTree(PAGE_SIZE, tiers=[SlotPool(4)]), row_namespace(b"salt", "bfloat16")
+    tree.insert(tokens("aabbcc"), page_list(1, 2, 3), rows)
+    assert tree.peek(tokens("aabbcc"), rows) == 6
+    tree.insert(tokens("aabbdd"), page_list(1, 2, 4), rows)  # so that the node is split
+    assert saves(tree.evict(4)) == []
+    assert (tree.peek(tokens("aabbcc"), rows), tree.num_host_pages, tree.check()) == (0, 0, [])
+    tree.insert(tokens("aabbcc"), page_list(1, 2, 3), b"salt")
+    assert saves(tree.evict(3)) != []
+    assert tree.num_host_pages == 3
 
 
 def test_a_page_computed_again_replaces_its_copy_in_the_host_tier() -> None:

@@ -43,6 +43,7 @@ from diptych.engine.cache.tree.radix_node import (
 from diptych.engine.cache.turns import Kind, Turns
 from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
+from diptych.generation.image_rows import is_of_rows
 from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.kvtransfer.ownership import Pages
 
@@ -580,7 +581,7 @@ class RadixTree:
         else:
             self._ranking.touch_new(node)
             self._queues[level].add(node)
-        node.is_withdrawn = parent.is_withdrawn
+        node.is_withdrawn, node.has_rows = parent.is_withdrawn, is_of_rows(extra_key)
         if not node.is_withdrawn:
             self._changes.store(node.hashes.tolist())
         return node
@@ -639,7 +640,7 @@ class RadixTree:
 
     def _is_kept_below(self, node: Node) -> bool:
         """Whether a node that is evicted from its level goes down a level: always, where others are kept behind it."""
-        if node.is_withdrawn or node.level == len(self._tiers):
+        if node.is_withdrawn or node.has_rows or node.level == len(self._tiers):
             return False
         if node.children:
             return True

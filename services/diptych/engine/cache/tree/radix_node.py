@@ -58,6 +58,7 @@ class Node:
     windows: I32 | None = None  # [number, num_groups]: its last pages in layers with a window, likewise
     num_window_locks: int = 0  # of those: requests that see some of them
     is_withdrawn: bool = False  # nobody finds it any more; those who have locked it keep it
+    has_rows: bool = False  # of an image, and no KV: who reads them finds those in the pool alone
     proof: bytes = b""  # of its last page, where it is known: see `page_ids`
 
     def __repr__(self) -> str:
@@ -155,7 +156,7 @@ class Node:
             cut = self.num_window_pages - (len(self.pages) - num_pages)
             upper.windows, self.windows = self.windows[:cut], self.windows[cut:]
         upper.rank = (*self.rank[:2], -upper.end)
-        upper.is_withdrawn = self.is_withdrawn
+        upper.is_withdrawn, upper.has_rows = self.is_withdrawn, self.has_rows
         self.parent.children[self.key] = upper
         self.parent = upper
         self.tokens, self.pages, self.hashes = self.tokens[num_tokens:], self.pages[num_pages:], self.hashes[num_pages:]
