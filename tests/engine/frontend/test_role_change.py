@@ -301,7 +301,12 @@ def test_a_role_is_changed_and_told_over_http() -> None:
             changed = {"instance": one, "role": "unified", "previous_role": "prefill", "not_ready": ""}
             assert (answer.status_code, answer.json()) == (200, changed)
             assert (await client.get("/role", headers=headers)).json() == {one: "unified"}
-            for query, status in (("role=x", 400), ("role=encode", 400), ("role=decode&drain_s=x", 400), ("role=decode&instance=7", 404)):
+            for query, status in (
+                ("role=x", 400),
+                ("role=encode", 400),
+                ("role=decode&drain_s=x", 400),
+                ("role=decode&instance=7", 404),
+            ):
                 assert (await client.post(f"/role?{query}", headers=headers)).status_code == status
 
     play(script)

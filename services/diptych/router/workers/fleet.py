@@ -282,7 +282,10 @@ class Fleet:
         return self._page_sizes
 
     def context_len(self, default: int) -> int:
-        """The longest request, prompt and output, that every ready worker that serves requests takes; at most `default`."""
+        """The longest request, prompt and output, that every ready worker takes; at most `default`.
+
+        Workers that encode images are not asked: no request is theirs.
+        """
         if self._context_len is None:
             ready = [worker for worker in self._serving_workers() if worker.state is State.READY]
             self._context_len = min((worker.record.context_len for worker in ready), default=sys.maxsize)
