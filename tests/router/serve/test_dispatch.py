@@ -17,7 +17,7 @@ from diptych.router.serve.execution import Execution
 def test_a_pair_is_waited_for_as_long_as_encoded_images_have_left(
     monkeypatch: pytest.MonkeyPatch, is_new: bool, expected_s: float
 ) -> None:
-    """Of an attempt that is not the first nothing is encoded, and so nothing is looked up."""
+    """An attempt that is not the first has nothing encoded, and so nothing looked up."""
     clock, waited = SimpleNamespace(now_s=100.0), list[float]()
     monkeypatch.setattr(execution.time, "monotonic", lambda: clock.now_s)
 
