@@ -264,7 +264,7 @@ def test_a_role_that_a_start_would_refuse_is_refused_in_the_same_words_and_nothi
     async def script(worker: Worker) -> None:
         worker.start(7)
         with pytest.raises(InvalidRequest, match="an encode worker needs a model that sees images"):
-            await worker.set_role(Role.ENCODE.wire)
+            await worker.set_role(Role.ENCODE.wire, 0.0)
         assert (worker.record.role, worker.record.paused, worker.scheduler.rooms) == (PREFILL, False, [7])
 
     play(script)
