@@ -74,6 +74,7 @@ class Pull:
     num_bytes: int
     bytes_before: int  # of other pulls from the same peer, when it began
     is_offered: bool = False  # by who has it: he waits to hear what came of it
+    is_hurried: bool = False  # its offer's time is over before one would lose patience: missing that is nobody's fault
     phase: Phase = Phase.ASKED
     num_pages: int = 0  # of tokens, that were written
     written: Pages = field(default_factory=NO_PAGES.copy)  # those, and the ones of windows

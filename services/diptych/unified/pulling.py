@@ -28,6 +28,7 @@ from diptych.engine.values.events import DigestPages, Effect, PeerUp, PrefixHold
 from diptych.engine.values.request import Request, page_names
 from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.kvtransfer import notes
+from diptych.unified.ahead import caller
 from diptych.unified.pull import Phase, Pull, Signal, pull_id
 from diptych.unified.pull_prices import PullPrices
 
@@ -182,12 +183,13 @@ class Pulling:
         if arriving is None:
             return None
         generations = tuple(self._cache.pool.generations(arriving.pages).tolist())
-        until_s = now_s + min(self._prices.patience_s(load_s), within_s)
+        patience_s = self._prices.patience_s(load_s)
+        until_s = now_s + min(patience_s, within_s)
         num_bytes = self._num_bytes(wanted, start)
         before = self._prices.began(wanted.peer, num_bytes)
         sizes = compute_s, num_bytes, before
         pull = Pull(wanted.number, wanted.peer, arriving, generations, wanted.names, now_s, until_s, *sizes)
-        pull.is_offered = offer is not None
+        pull.is_offered, pull.is_hurried = offer is not None, within_s < patience_s
         self._pulls[pull.id] = pull
         self._effects.append(SendNote(wanted.peer, self._note(pull)))
         return pull
@@ -262,7 +264,7 @@ class Pulling:
             self._reject(self._pulls[number], now_s)
 
     def _accept(self, pull: Pull, now_s: float) -> None:
-        self._pages.accept(pull.arriving, pull.num_pages)
+        self._pages.accept(pull.arriving, pull.num_pages, caller(pull.id))
         took_s = now_s - pull.began_s
         num_bytes = pull.bytes_before + len(pull.written) * self._means.page_nbytes
         self._prices.came(pull.peer, num_bytes, took_s, now_s)
@@ -288,7 +290,8 @@ class Pulling:
     def _give_up(self, pull: Pull, now_s: float) -> None:
         """It is too late, or its link is lost, and the holder may write for some time."""
         self._counts.pulls_missed += 1
-        self._prices.missed(pull.peer, now_s)
+        if not pull.is_hurried:
+            self._prices.missed(pull.peer, now_s)
         pull.on(Signal.GIVEN_UP)
         pull.given_up_s = pull.asked_s = now_s
         self._tell(pull, "failed")

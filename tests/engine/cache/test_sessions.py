@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
 from diptych.engine.cache import sessions
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.cache.peer_pages import PeerPages
 from diptych.engine.cache.sessions import BACK_S, MAX_EARLY
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request, new_request
@@ -50,6 +51,13 @@ class World:
         if tool:
             self.cache.sessions.called(made.room, tool, now_s)
         return made
+
+    def pull(self, text: Sequence[int], caller: int) -> None:
+        """Have all of a text that is not here come from a peer."""
+        pages = PeerPages(self.cache)
+        arriving = pages.expect(np.array(text, np.int64), b"", 0)
+        assert arriving is not None
+        pages.accept(arriving, len(text) // PAGE - arriving.first_page, caller)
 
     def num_found(self, text: range) -> int:
         return self.cache.tree.peek(np.array(text, np.int64))
@@ -138,6 +146,31 @@ def test_a_word_may_come_before_the_end_of_its_request(world: World) -> None:
     made.computed_len = made.num_tokens
     world.cache.retire(made)
     assert len(world.cache.tree.pins) == 1
+
+
+def test_what_comes_of_its_own_text_is_kept_with_it_and_what_comes_of_another_that_begins_alike_is_not(
+    world: World,
+) -> None:
+    session = world.serve(FIRST, 0.0, "shell")
+    (away,) = world.cache.sessions._away.values()
+    pins, end = world.cache.tree.pins, away.node
+    for caller in (0, session.room + 1):
+        world.pull([*FIRST, *range(50 + 8 * caller, 58 + 8 * caller)], caller)
+        assert (list(pins._pins), pins.num_pages, away.node) == ([end], 6, end)
+    world.pull([*FIRST, *range(8)], session.room)
+    assert (away.node.end, list(pins._pins), pins.num_pages) == (8, [away.node], 8)
+
+
+def test_a_text_that_is_kept_for_longer_by_another_session_stays_so(world: World) -> None:
+    long = range(100, 132)
+    session = world.serve(FIRST, 0.0, "shell")
+    world.serve(long, 1.0, "shell")
+    pins = world.cache.tree.pins
+    until_s = pins.get(world.cache.tree.end_of(np.array(long))).until_s
+    for away in world.cache.sessions._away.values():
+        if away.room == session.room:
+            world.cache.sessions.extended(world.cache.tree.end_of(np.array(long)), session.room)
+    assert [pin.until_s for pin in pins._pins.values()] == [until_s]
 
 
 def test_words_of_unknown_rooms_take_bounded_memory_and_do_nothing(world: World) -> None:
