@@ -11,7 +11,9 @@ import pytest
 from diptych.engine.cache import sessions
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.peer_pages import PeerPages
+from diptych.engine.cache.return_times import ToolKey
 from diptych.engine.cache.sessions import BACK_S, MAX_EARLY
+from diptych.engine.cache.tree.pins import Pin
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.request_groups import Account, Life
@@ -161,16 +163,26 @@ def test_what_comes_of_its_own_text_is_kept_with_it_and_what_comes_of_another_th
     assert (away.node.end, list(pins._pins), pins.num_pages) == (8, [away.node], 8)
 
 
-def test_a_text_that_is_kept_for_longer_by_another_session_stays_so(world: World) -> None:
-    long = range(100, 132)
+@pytest.mark.parametrize("times", [(10.0, 20.0), (20.0, 10.0)])
+def test_a_text_that_two_sessions_have_is_kept_for_the_longer_time(world: World, times: tuple[float, float]) -> None:
+    world.serve(range(100, 132), 0.0, "shell")
     session = world.serve(FIRST, 0.0, "shell")
-    world.serve(long, 1.0, "shell")
-    pins = world.cache.tree.pins
-    until_s = pins.get(world.cache.tree.end_of(np.array(long))).until_s
-    for away in world.cache.sessions._away.values():
-        if away.room == session.room:
-            world.cache.sessions.extended(world.cache.tree.end_of(np.array(long)), session.room)
-    assert [pin.until_s for pin in pins._pins.values()] == [until_s]
+    tree = world.cache.tree
+    ends = [tree.end_of(np.array(text)) for text in (FIRST, range(100, 132))]
+    for end, until_s in zip(ends, times, strict=True):
+        tree.pin(end, Pin(ToolKey("", "shell"), 0.0, 0.0, until_s))
+    world.cache.sessions.extended(ends[1], session.room)
+    assert [(node, pin.until_s) for node, pin in tree.pins._pins.items()] == [(ends[1], 20.0)]
+
+
+def test_a_text_stays_kept_for_another_session_that_ended_there(world: World) -> None:
+    session = world.serve(FIRST, 0.0, "shell")
+    (away,) = world.cache.sessions._away.values()
+    end, other = away.node, world.request(FIRST[:16], 1.0)
+    world.cache.sessions.ended(other, end, 1.0)
+    world.cache.sessions.called(other.room, "shell", 1.0)
+    world.pull([*FIRST, *range(8)], session.room)
+    assert [*world.cache.tree.pins._pins] == [end, away.node]
 
 
 def test_words_of_unknown_rooms_take_bounded_memory_and_do_nothing(world: World) -> None:
