@@ -6,6 +6,7 @@ has run. Steps run in the order of their launch, so a later one may rely on it.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,6 +18,13 @@ Drafts = Mapping[int, tuple[int, ...]]  # by room: tokens that may come behind a
 
 STEP_PIXELS: Final = 1 << 20  # of images that a step encodes together; one image may have more
 MAX_SCORED_TOKENS: Final = 256  # in a chunk: each needs logits over the whole vocabulary
+
+
+class ImageCuts(enum.Enum):
+    """Where a chunk may end in a prompt with images."""
+
+    ANYWHERE = "anywhere"
+    BESIDE = "beside"  # in front of an image or behind it: its rows see each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +45,11 @@ class Chunk:
         return range(max(self.start, wanted.start), min(self.start + self.num_tokens, request.prompt_len - 1))
 
 
-def chunk_len(request: Request, start: int, max_tokens: int) -> int:
-    """Return how many tokens of the request a chunk from `start` on has, at most `max_tokens` if it can be cut."""
+def chunk_len(request: Request, start: int, max_tokens: int, cuts: ImageCuts = ImageCuts.ANYWHERE) -> int:
+    """Return how many tokens of the request a chunk from `start` on has, at most `max_tokens` if it can be cut.
+
+    An image in which it begins, and that is not to be cut, is in it to its end.
+    """
     if request.is_whole:
         return request.num_tokens - start
     if request.prompt_logprobs is not None:
@@ -46,7 +57,16 @@ def chunk_len(request: Request, start: int, max_tokens: int) -> int:
     if request.contents:
         max_tokens = min(max_tokens, _len_of_images(request, start))
     ends = (cut for cut in request.cuts if cut > start)
-    return min(next(ends, request.num_tokens) - start, max_tokens)
+    num_tokens = min(next(ends, request.num_tokens) - start, max_tokens)
+    return num_tokens if cuts is ImageCuts.ANYWHERE else _beside_images(request, start, start + num_tokens)
+
+
+def _beside_images(request: Request, start: int, end: int) -> int:
+    """Return how long a chunk is that would go to `end` if it could end inside an image."""
+    for content in request.contents:
+        if content.start < end < content.end:
+            return (content.start if content.start > start else content.end) - start
+    return end - start
 
 
 def num_pixels(request: Request, start: int, num_tokens: int) -> int:
@@ -68,9 +88,9 @@ def _len_of_images(request: Request, start: int) -> int:
     return request.num_tokens - start
 
 
-def next_chunk(request: Request, max_tokens: int) -> Chunk:
-    """Return the part of the request that comes next, at most `max_tokens` of it."""
-    num_tokens = chunk_len(request, request.computed_len, max_tokens)
+def next_chunk(request: Request, max_tokens: int, cuts: ImageCuts = ImageCuts.ANYWHERE) -> Chunk:
+    """Return the part of the request that comes next: see `chunk_len`."""
+    num_tokens = chunk_len(request, request.computed_len, max_tokens, cuts)
     return Chunk(request, request.computed_len, num_tokens, is_last=num_tokens == request.extend_len)
 
 
