@@ -70,8 +70,11 @@ class VisionInput:
         return (self.pad.text, self.start.text) if self.frame else (self.pad.text,)
 
     def framed(self, text: str) -> str:
-        """Return a text as the model is to see it that has, for each image, what chat templates write."""
-        return text.replace(self.start.text, self.frame) if self.frame else text
+        """Return a text as the model is to see it that has, for each image, what chat templates write.
+
+        One that has `pad` already is framed by whoever wrote it.
+        """
+        return text.replace(self.start.text, self.frame) if self.frame and self.pad.text not in text else text
 
     def at_most(self, num_pixels: int) -> VisionInput:
         """Return the same with images of no more pixels, as far as the model takes so few."""

@@ -21,7 +21,7 @@ from diptych.engine.values.events import Start
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import SAME_EVERYWHERE
 from diptych.engine.values.request import Request, new_request
-from diptych.engine.values.step import next_chunk
+from diptych.engine.values.step import ImageCuts, next_chunk
 from diptych.engine.values.token_counts import TokenCounts
 from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.segments import ContentSegment, Image
@@ -92,6 +92,33 @@ def test_a_chunk_has_one_large_image_or_several_small_ones(monkeypatch: pytest.M
     first, second = 4 + 15 + 3, 8 + 3 + 2 + 4
     assert chunks_of(request_of(1, seen(*images)), 99) == [first, second]
     assert chunks_of(request_of(1, seen(*images)), 10) == [10, 10, 10, 9]
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"), [(99, [32]), (20, [20, 12]), (16, [4, 16, 12]), (11, [4, 15, 4, 9]), (5, [4, 15, 4, 8, 1])]
+)
+def test_a_chunk_never_ends_inside_an_image_whose_rows_see_each_other(most: int, expected: list[int]) -> None:
+    """It ends in front of one that it has no room for, or takes it whole if it begins with it."""
+    request = request_of(1, [1, 2, 3, 4, picture(0, 3, 5), 6, 7, 8, 9, picture(1, 4, 2), 10])
+    found = []
+    while request.extend_len:
+        chunk = next_chunk(request, most, ImageCuts.BESIDE)
+        found.append(chunk.num_tokens)
+        request.computed_len += chunk.num_tokens
+    assert found == expected
+
+
+def test_an_image_that_is_not_cut_waits_for_a_step_with_room_or_of_its_own() -> None:
+    """Beside others it takes no more than the budget; alone it is begun, for no later step may have a larger one."""
+    image, text = request_of(1, [picture(0, 4, 5), 1]), request_of(2, [1, 2, 3])
+    for budget, first, admitted in ((24, [text], True), (20, [text], False), (8, [], True)):
+        packing = Packing(SAME_EVERYWHERE, budget, 8, 2, ImageCuts.BESIDE)
+        for request in first:
+            packing.add(request)
+        assert packing.admits(image, 0) is admitted
+    packing.add(image)
+    assert [chunk.num_tokens for chunk in packing.chunks] == [20]
+    assert not packing.has_room
 
 
 def test_text_passes_images_that_a_step_does_not_encode_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
