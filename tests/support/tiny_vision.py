@@ -120,9 +120,7 @@ def save_gemma3(folder: Path, **others: Any) -> VisionModel:
     vision = {"hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 3, "num_hidden_layers": 2}
     vision |= {"image_size": SQUARE * STEP, "patch_size": PATCH}
     tokens = {"boi_token_index": VISION_START, "eoi_token_index": VISION_END, "image_token_index": IMAGE_PAD}
-    config = transformers.Gemma3Config(
-        text_config=text, vision_config=vision, mm_tokens_per_image=SQUARE**2, **tokens
-    )
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=SQUARE**2, **tokens)
     model = saved(folder, transformers.Gemma3ForConditionalGeneration, config)
     given = {key: PROCESSOR[key] for key in ("do_normalize", "do_rescale", "do_resize", "image_mean", "image_std")}
     given |= {"size": {"height": SQUARE * STEP, "width": SQUARE * STEP}, "do_pan_and_scan": None, "resample": 2}

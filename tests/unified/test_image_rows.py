@@ -95,7 +95,11 @@ def said(fleet: Any, room: int) -> list[int]:
 
 @pytest.mark.parametrize(
     ("name", "prompt"),
-    [("vision_model", TWO_IMAGES), ("qwen3_vl", TWO_IMAGES), ("gemma3_vision", seen(picture(0, 4, 4), picture(1, 4, 4)))],
+    [
+        ("vision_model", TWO_IMAGES),
+        ("qwen3_vl", TWO_IMAGES),
+        ("gemma3_vision", seen(picture(0, 4, 4), picture(1, 4, 4))),
+    ],
     ids=["qwen2.5-vl", "qwen3-vl", "gemma3"],
 )
 def test_an_image_is_encoded_by_one_worker_and_its_prompt_computed_by_another_with_the_tokens_of_transformers(

@@ -158,7 +158,11 @@ def gemma3_input(values: Mapping[str, Any], vision: Mapping[str, Any], processor
 
     Raises `ConfigError` for what makes no sense, and for images that are to be cut up beside the whole.
     """
-    side, patch, tokens = int(vision["image_size"]), int(vision["patch_size"]), int(values.get("mm_tokens_per_image", 256))
+    side, patch, tokens = (
+        int(vision["image_size"]),
+        int(vision["patch_size"]),
+        int(values.get("mm_tokens_per_image", 256)),
+    )
     patches, rows = side // patch, math.isqrt(tokens)
     if patches < 1 or side != patches * patch or side * side > MOST_PIXELS:
         raise ConfigError(f"vision_config: images of {side} pixels in patches of {patch} make no sense")
@@ -193,7 +197,11 @@ def gemma3_input(values: Mapping[str, Any], vision: Mapping[str, Any], processor
     )
 
 
-READERS: Final = {"gemma3": gemma3_input, "qwen2_5_vl": qwen_input, "qwen3_vl": qwen_input}  # by `ModelConfig.architecture`
+READERS: Final = {
+    "gemma3": gemma3_input,
+    "qwen2_5_vl": qwen_input,
+    "qwen3_vl": qwen_input,
+}  # by `ModelConfig.architecture`
 
 
 def _refuse_odd(processor: Mapping[str, Any]) -> None:

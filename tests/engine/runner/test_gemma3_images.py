@@ -142,7 +142,9 @@ def test_two_ranks_compute_what_one_does_by_steps_that_come_over_the_log(
 
     def compute(communicator: Any) -> Any:
         config = ModelPart.of(source, communicator).config
-        kv = torch.zeros(ModelRunner.pool_layout(config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32").shape)
+        kv = torch.zeros(
+            ModelRunner.pool_layout(config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32").shape
+        )
         part = ModelRunner(source, kv, dtype="float32", communicator=communicator, max_requests=16)
         return torch.cat([part.logits(step_from_wire(rank_pb2.Step.FromString(step))) for step in steps])
 

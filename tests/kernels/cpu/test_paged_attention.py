@@ -163,7 +163,7 @@ class Pool:
 @pytest.mark.parametrize("heads", [Heads(9, 3, 64), Heads(4, 2, 256), Heads(2, 1, 80), Heads(2, 2, 6)])
 @pytest.mark.parametrize("kind", [Kind(block=5), Kind(block=70), Kind(block=33, window=20), Kind(block=100, window=70)])
 def test_tokens_see_others_of_their_block_also_behind_them(heads: Heads, kind: Kind) -> None:
-    """Chunks begin inside a block, and their blocks are larger and smaller than windows and than what is read at once."""
+    """Chunks begin inside a block; blocks are larger and smaller than windows and than what is read at once."""
     pool = Pool(heads, 16, [150, 3, 200, 71], kind)
     out, expected = pool.run([150, 3, 47, 1])
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)

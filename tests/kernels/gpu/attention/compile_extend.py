@@ -61,7 +61,9 @@ def split(name: str, head_dim: int, num_tokens: int, q: str, kv: str) -> Kernel:
     """Describe the same of shares: parts are stored beside what is returned."""
     tile = split_tile(num_tokens * GROUP, head_dim, TYPES[q])
     whole = extend(name, head_dim, num_tokens, q, kv, ROWS=tile.rows, KEYS=tile.keys)
-    types, constants = ({name: said for name, said in each.items() if name not in AHEAD} for each in (whole.types, whole.constants))
+    types, constants = (
+        {name: said for name, said in each.items() if name not in AHEAD} for each in (whole.types, whole.constants)
+    )
     types |= {"part_values": "*fp32", "part_maxima": "*fp32", "part_sums": "*fp32"}
     return replace(
         whole,
