@@ -156,6 +156,9 @@ class OverlappedStepping:
     When these are known they are committed and go out, and only then is it said how to sample step n+1: penalties and
     grammars depend on them. Where the core cannot overlap just now, a step is committed before anything else happens.
     Where it cannot plan before a commit, which it does then is told while the next step runs.
+
+    A step lasts until its device is done with it, but at least until the next one is begun: where the device has
+    nothing to do until then, the host is what takes long, and so the times of steps add up.
     """
 
     def __init__(self, core: SchedulerCore, worker: ModelWorker, clock: Callable[[], float]) -> None:
@@ -163,6 +166,7 @@ class OverlappedStepping:
         self._worker = worker
         self._clock = clock
         self._is_running = False  # a step was launched and not committed
+        self._began_s = 0.0  # the step launched last
         self.meter = PrefillMeter()
 
     def advance(self, perform: Callable[[], None]) -> bool:
@@ -188,6 +192,7 @@ class OverlappedStepping:
         batch = self._core.plan(now_s)
         perform()
         if batch is not None:
+            self._began_s = now_s
             self.meter.begin(batch, now_s)
             self._worker.forward(batch)
         return batch
@@ -198,6 +203,8 @@ class OverlappedStepping:
 
     def _commit(self, perform: Callable[[], None]) -> None:
         result, now_s = self._worker.result(), self._clock()
+        if result.late_s > (since_s := now_s - self._began_s):
+            result = replace(result, late_s=since_s)
         self.meter.end(now_s - result.late_s)
         self._core.commit(result, now_s)
         self._is_running = False
