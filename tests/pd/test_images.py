@@ -70,7 +70,7 @@ def new_pair(make_pair: Any, source: ModelSource, step_tokens: int = 13, **other
 def test_a_pair_computes_images_whose_rows_see_each_other_whole_and_goes_on_when_replayed(
     make_pair: Any, gemma3_vision: VisionModel
 ) -> None:
-    """Of Gemma 3, whose windows have pages of their own; in the second round both sides have the prompts cached."""
+    """Windows of Gemma 3 have pages of their own; in the second round both sides have the prompts cached."""
     prompts = [seen(picture(0, 4, 4), picture(1, 4, 4)), [5, 6, 7], seen(picture(0, 4, 4), first=8)]
     outputs = [gemma3_vision.greedy(prompt, NUM_OUTPUTS) for prompt in prompts]
     source = open_model(str(gemma3_vision.folder))

@@ -119,7 +119,11 @@ def save_gemma3(folder: Path, **others: Any) -> VisionModel:
     text |= {"rope_parameters": None, "sliding_window_pattern": 3, **others}
     vision = {"hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 3, "num_hidden_layers": 2}
     vision |= {"image_size": SQUARE * STEP, "patch_size": PATCH}
-    tokens = {"boi_token_index": VISION_START, "eoi_token_index": VISION_END, "image_token_index": IMAGE_PAD}
+    tokens: dict[str, Any] = {
+        "boi_token_index": VISION_START,
+        "eoi_token_index": VISION_END,
+        "image_token_index": IMAGE_PAD,
+    }
     config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=SQUARE**2, **tokens)
     model = saved(folder, transformers.Gemma3ForConditionalGeneration, config)
     given = {key: PROCESSOR[key] for key in ("do_normalize", "do_rescale", "do_resize", "image_mean", "image_std")}
@@ -219,4 +223,4 @@ def _patches(image: Pixels) -> npt.NDArray[np.float32]:
 def _normed(image: Pixels) -> npt.NDArray[np.float32]:
     """Return `[3, height, width]`."""
     mean, std = (np.array(PROCESSOR[name], np.float32) for name in ("image_mean", "image_std"))
-    return ((image.astype(np.float32) / 255 - mean) / std).transpose(2, 0, 1)
+    return ((image.astype(np.float32) / 255 - mean) / std).transpose(2, 0, 1).astype(np.float32)

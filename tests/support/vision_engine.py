@@ -50,7 +50,12 @@ def runner_of(source: ModelSource, num_pages: int = NUM_PAGES, **options: Any) -
 
 
 def new_cache(num_pages: int = NUM_PAGES, windows: WindowPages = NO_WINDOWS) -> KvCache:
-    sizes = {"num_pages": num_pages, "page_size": PAGE_SIZE, "max_requests": 16, "max_tokens_per_request": CONTEXT}
+    sizes: dict[str, Any] = {
+        "num_pages": num_pages,
+        "page_size": PAGE_SIZE,
+        "max_requests": 16,
+        "max_tokens_per_request": CONTEXT,
+    }
     return KvCache(**sizes, windows=windows)
 
 

@@ -97,7 +97,8 @@ def test_a_prefix_that_ends_anywhere_in_an_image_goes_on_inside_it_and_encodes_n
     """Its keys were made by a step that had all of the image. A second image begins in another place of a page."""
     engine = VisionEngine(source, runner_of(source)[1], 18)
     image = picture(3, 4, 4)
-    first, other = ([*range(30, 30 + num_tokens), image, tail, 41] for tail in (40, 50))
+    before: list[Any] = [*range(30, 30 + num_tokens), image]
+    first, other = [*before, 40, 41], [*before, 50, 41]
     for room, prompt in enumerate((first, other, first), 1):
         assert engine.run(request_of(room, prompt))[room] == gemma3_vision.greedy(prompt, NUM_OUTPUTS)
         for batch in engine.batches:
@@ -124,10 +125,11 @@ def test_rows_that_see_nothing_behind_them_do_not_give_these_logits(
 
 def test_an_image_of_another_size_or_larger_than_a_step_is_refused(source: ModelSource) -> None:
     engine = VisionEngine(source, runner_of(source)[1], 15)
-    for room, prompt, words in (
+    refused: list[tuple[int, list[Any], str]] = [
         (1, [1, picture(0, 2, 2), 2], "an image has 32 by 32 pixels, not 16 and 16"),
         (2, [1, picture(0, 4, 4), 2], "an image takes 16 places, whose rows see each other: a step of this worker"),
-    ):
+    ]
+    for room, prompt, words in refused:
         engine.run(request_of(room, prompt))
         assert engine.failures[room].code is FailureCode.INVALID
         assert words in engine.failures[room].message

@@ -26,10 +26,11 @@ from diptych.engine.schedule.packing import Packing
 from diptych.engine.schedule.policies import arrival, due_s, gives_way
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight, common_len
 from diptych.engine.schedule.waiting_queue import WaitingQueue
+from diptych.engine.values.image_chunks import ImageCuts
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import PromptCost
 from diptych.engine.values.request import Request
-from diptych.engine.values.step import Chunk, ImageCuts
+from diptych.engine.values.step import Chunk
 
 
 class ComingPrefix(NamedTuple):

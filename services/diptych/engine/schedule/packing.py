@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from diptych.engine.values.image_chunks import STEP_PIXELS, ImageCuts, num_pixels
 from diptych.engine.values.prompt_cost import PromptCost, pays_to_share
 from diptych.engine.values.request import Request
-from diptych.engine.values.step import STEP_PIXELS, Chunk, ImageCuts, chunk_len, next_chunk, num_pixels
+from diptych.engine.values.step import Chunk, chunk_len, next_chunk
 
 
 class Packing:

@@ -124,7 +124,7 @@ def test_a_prompt_with_two_images_gives_the_logits_and_tokens_of_transformers(
 def test_rows_of_an_image_that_see_each_other_are_computed_between_graphs_of_text(
     gemma3_vision: VisionModel, new_runner: NewRunner, graphs: str
 ) -> None:
-    """Of Gemma 3, whose windows have pages of their own, in chunks that end in front of the second image."""
+    """Windows of Gemma 3 have pages of their own. Chunks end in front of the second image."""
     source, prompt = open_model(str(gemma3_vision.folder)), seen(picture(0, 4, 4), picture(1, 4, 4))
     engine = VisionEngine(source, new_runner(source, graphs), 37)
     tokens = gemma3_vision.greedy(prompt, NUM_OUTPUTS)
