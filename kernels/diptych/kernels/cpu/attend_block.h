@@ -37,7 +37,7 @@ static void gather(const struct head *head, int64_t start, int64_t first, int64_
 
 /* Up to TILE_ROWS rows against the block of keys from position `start` on. Each row sees one of them at least. `ends`:
  * see `seen_ends`, of the tokens from that of row 0 on. */
-static void attend_rows(const struct head *head, struct block *block, int64_t row, int rows, int64_t first_position,
+INLINE void attend_rows(const struct head *head, struct block *block, int64_t row, int rows, int64_t first_position,
                         const int64_t *ends, int64_t start) {
     const int64_t group = group_size(head->step), dim = head->step->head_dim, value_dim = head->step->value_dim;
     float scores[TILE_ROWS * KEY_BLOCK];
@@ -89,8 +89,11 @@ static void attend_block(const struct attention *job, const struct head *head, i
         int64_t row = first_seeing(first_position, ends, start) * group;
         const int64_t unseen = seen_until(job->layer, start + KEY_BLOCK - 1);
         const int64_t end = min_of(num_rows, (unseen - first_position) * group);
-        for (; row < end; row += TILE_ROWS)
-            attend_rows(head, &block, row, (int)min_of(TILE_ROWS, end - row), first_position, ends, start);
+        for (; row < end; row += TILE_ROWS) {
+            const int rows = (int)min_of(TILE_ROWS, end - row);
+            if (ends) attend_rows(head, &block, row, rows, first_position, ends, start);
+            else attend_rows(head, &block, row, rows, first_position, NULL, start); /* which is compiled by itself */
+        }
     }
     for (int64_t row = 0; row < num_rows; row++) {
         const int64_t token = first_token + row / group, query_head = head->kv_head * group + row % group;
