@@ -15,6 +15,8 @@ MIN_SPREAD: Final = 0.1  # likewise: standard deviation of x, against its mean
 PACE_MEMORY: Final = 128  # measurements of one worker that count, about
 PACE_POINTS: Final = 8  # before it has a pace of its own
 CLEAR: Final = 1.4  # times slower or faster than the others: no noise
+NEWEST: Final = 16  # of them, that tell of another load
+DRIFTED: Final = 1.6  # times more or less: of equal loads that come at random the newest differ so by 2.5 deviations
 OUTLIER: Final = 3.0  # no measurement counts as slower or faster than this
 DOUBLES: Final = (math.inf, 96_000.0, 48_000.0, 24_000.0, 12_000.0, 6_000.0, 3_000.0)  # tokens; see `Curve`
 BENT: Final = 0.9  # of a line's error: above it a curve is no better
@@ -153,6 +155,21 @@ class Ratio:
 
     def value(self, default: float) -> float:
         return self._sum / self._weight if self._weight else default
+
+
+class Drift:
+    """A mean of what came last, and of less of it where that clearly differs: then the load is another one."""
+
+    def __init__(self) -> None:
+        self._usual, self._newest = Ratio(), Ratio(NEWEST)
+
+    def learn(self, amount: float) -> None:
+        self._usual.learn(amount)
+        self._newest.learn(amount)
+
+    def value(self, default: float) -> float:
+        usual, newest = self._usual.value(default), self._newest.value(default)
+        return usual if newest < DRIFTED * usual and usual < DRIFTED * newest else newest
 
 
 class Pace:
