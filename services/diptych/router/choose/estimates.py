@@ -21,7 +21,7 @@ PRIOR_PREFILL: Final = Curve(0.005, 1e-4)  # 10,000 tokens/s: only what is cache
 PRIOR_DECODE: Final = Line(0.01, 1e-7)
 PRIOR_TRANSFER: Final = Line(0.001, 1.0)  # nothing of it hidden behind computing
 PRIOR_OUTPUT_LEN: Final = 100.0
-QUIET: Final = 10.0  # times the usual gap between requests; a longer one counts as so long
+QUIET: Final = 10.0  # times the usual gap between requests; a longer one counts as so long, and in the long run as less
 MAX_BUSY: Final = 1 - 1 / math.sqrt(MEMORY)  # so many measurements can't tell more from always
 
 
@@ -152,7 +152,8 @@ class Estimates:
         self._busy.learn(busy_share)
         if not math.isnan(self._came_s):
             usual_s = self._gap_s.value(math.inf) or math.inf
-            self._gap_s.learn(min(now_s - self._came_s, QUIET * usual_s))  # a quiet night says nothing of the morning
+            gap_s = now_s - self._came_s  # a quiet night says nothing of the morning
+            self._gap_s.learn(min(gap_s, QUIET * usual_s), min(gap_s, OUTLIER * usual_s))
         self._came_s = now_s
         if self._urgency is None and slo != NO_SLO:
             self._urgency = Ratio()
@@ -192,7 +193,7 @@ class Estimates:
 
     def ended(self, output_len: int) -> None:
         """An output was complete."""
-        self._output_len.learn(output_len)
+        self._output_len.learn(output_len, output_len)
 
     def _worker(self, instance_id: int) -> _Worker:
         """Return a worker that was measured."""

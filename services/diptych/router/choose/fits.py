@@ -163,8 +163,9 @@ class Drift:
     def __init__(self) -> None:
         self._usual, self._newest = Ratio(), Ratio(NEWEST)
 
-    def learn(self, amount: float) -> None:
-        self._usual.learn(amount)
+    def learn(self, amount: float, tempered: float) -> None:
+        """`tempered`: what it counts as in the long run, where a single one is to say little."""
+        self._usual.learn(tempered)
         self._newest.learn(amount)
 
     def value(self, default: float) -> float:
