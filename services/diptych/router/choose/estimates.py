@@ -21,7 +21,7 @@ PRIOR_PREFILL: Final = Curve(0.005, 1e-4)  # 10,000 tokens/s: only what is cache
 PRIOR_DECODE: Final = Line(0.01, 1e-7)
 PRIOR_TRANSFER: Final = Line(0.001, 1.0)  # nothing of it hidden behind computing
 PRIOR_OUTPUT_LEN: Final = 100.0
-QUIET: Final = 10.0  # times the usual gap between requests; a longer one counts as so long, and in the long run as less
+QUIET: Final = 6.0  # times the usual gap between requests; a longer one counts as so long, and in the long run as less
 MAX_BUSY: Final = 1 - 1 / math.sqrt(MEMORY)  # so many measurements can't tell more from always
 
 
