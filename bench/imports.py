@@ -30,7 +30,7 @@ PROCESSES: Final[Mapping[str, str]] = {
     "checks of grammars": "import diptych.grammars.check_process",
     "Engine": "from diptych.engine import Engine",
 }
-COMMANDS: Final = "from diptych.cli.main import COMMANDS; print(*[f'{k} {v.module}' for k, v in COMMANDS.items()])"
+COMMANDS: Final = "from diptych.cli.main import COMMANDS; [print(k, v.module, sep='=') for k, v in COMMANDS.items()]"
 TIMED: Final = "import gc, time; gc.disable(); {}; print(1e3 * time.process_time())"
 
 
@@ -52,8 +52,7 @@ class Checkout:
 
     def statements(self) -> Mapping[str, str]:
         """Return what is imported under each name."""
-        words = (self.run(COMMANDS) or "").split()
-        commands = zip(words[::2], words[1::2], strict=True)
+        commands = [line.split("=") for line in (self.run(COMMANDS) or "").splitlines()]
         imports = {f"diptych {name}": f"import diptych.cli.main, {module}" for name, module in commands}
         return {"diptych --help": "import diptych.cli.main", **imports, **PROCESSES}
 

@@ -1,12 +1,14 @@
 """How well routing policies place requests: a trace replayed on simulated workers by the real policies and index.
 
-No model, no socket, no clock: a run gives the same numbers everywhere. Four parts:
+No model, no socket, no clock: a run gives the same numbers everywhere. Five parts:
 
 - *closed*: eight workers that serve alone, with 4,096 blocks each, and 64 requests at a time. Other routers were
   measured on the same replay. `serial`: one prompt after the other, 2 ms each and 0.5 ms a block that is not cached.
   `instant`: every prompt takes the same time, so that nothing but the policy balances misses.
 - *open*: eight prefill and four decode workers of `DENSE_32B`; requests come as stamped, so many times faster. Goodput
   is the share of requests that meet both a time to first token and a mean time per token.
+- *found*: eight workers that serve alone, whose pools have 4,096 blocks and whose host memory four times that: what is
+  found where a request is served, and anywhere, from where it can be pulled; beside one cache that forgets nothing.
 - *split*: unified workers, of which a request may use one or two, against always one and always two.
 - *family*: loads that are drawn from seeds (`routing.family`), and of each how much of the best single policy's goodput
   `pair_cost` has, at the worst of six pairs of objectives; told of these objectives, and without (*untold*). With
@@ -52,7 +54,9 @@ OPEN_COLUMNS: Final = (
     *(f"{ttft_s:g}s/{1000 * tpot_s:g}ms" for ttft_s, tpot_s in GOODPUTS),
 )
 MARKS: Final = (GOAL, 0.97)  # of the best other's goodput
-PARTS: Final = ("closed", "open", "split", "family")
+FOUND_COLUMNS: Final = ("hit rate", "found anywhere", "CV missed", "TTFT p50", "p90", "p99")
+HOST_BLOCKS: Final = 4 * 4096
+PARTS: Final = ("closed", "open", "found", "split", "family")
 FAMILY_COLUMNS: Final = (
     "worst cell",
     "there",
@@ -95,6 +99,8 @@ def main() -> None:
     if "open" in args.parts:
         for num_blocks, speed in itertools.product(sizes, speeds):
             open_loop(report, shown, args.policies, num_blocks, speed)
+    if "found" in args.parts:
+        found_anywhere(report, whole_blocks(shown), args.policies)
     if "split" in args.parts:
         for speed in SPLIT_SPEEDS[: 1 if args.quick else None]:
             split(report, shown, speed)
@@ -124,6 +130,17 @@ def open_loop(
         for policy in policies:
             jobs = fleet.replay(POLICIES[policy]).open_loop(requests, speed)
             sheet.add(policy, _open_row(outcome(jobs, fleet.prefill_ids)))
+
+
+def found_anywhere(report: Report, requests: Sequence[TracedRequest], policies: Sequence[str]) -> None:
+    """Pool and host memory are one order of eviction: what leaves the first goes to the second."""
+    fleet = replace(unified(8, DENSE_32B, 4096 + HOST_BLOCKS), may_pair=lambda pair: pair.is_local)
+    limit = pooled_hit_rate(requests, sum(request.num_blocks for request in requests))
+    title = f"found, 8 x (4096 + {HOST_BLOCKS}) blocks: one cache that forgets nothing would hit {limit:.3f}"
+    with Sheet(report, "routing_quality", title, "found", FOUND_COLUMNS, limit) as sheet:
+        for policy in policies:
+            done = outcome(fleet.replay(POLICIES[policy]).open_loop(requests, 1.0), fleet.prefill_ids)
+            sheet.add(policy, (done.hit_rate, done.found_rate, done.cv_missed, *done.ttft_percentiles()))
 
 
 def split(report: Report, requests: Sequence[TracedRequest], speed: float) -> None:

@@ -11,7 +11,25 @@ from cluster import TIMEOUT_S, Cluster
 from release import NAME
 
 VALUES: Final = f"--values={Path(__file__).with_name('canary.yaml')}"  # each with half of the requests
+TRIED: Final = '--set-json=declared.pools={"default": 1, "next": 0}'  # by who names it alone
 PROMOTED: Final = '--set-json=declared.pools={"default": 0, "next": 1}'
+ALONE: Final = f"--values={Path(__file__).with_name('next_alone.yaml')}"  # without the old pools
+# Runs in each router until it serves whoever names the pool.
+NAME_IT: Final = """
+import http.client, json, os, sys, time
+body = json.dumps({"model": "", "prompt": "a", "max_tokens": 1})
+headers = {"content-type": "application/json", "authorization": "Bearer " + sys.argv[2], "x-diptych-pool": sys.argv[1]}
+deadline_s = time.monotonic() + 180
+while True:
+    connection = http.client.HTTPConnection("localhost", 8000)
+    connection.request("POST", "/v1/completions", body, headers)
+    answer = connection.getresponse()
+    said = answer.read().decode()
+    if answer.status == 200:
+        break
+    assert time.monotonic() < deadline_s, said
+    time.sleep(1)
+"""
 COUNT: Final = """
 import sys, urllib.request
 page = urllib.request.urlopen("http://localhost:8081/metrics").read().decode()
@@ -30,6 +48,14 @@ def running_in(cluster: Cluster, pool: str) -> float:
     return max(asked(cluster, "diptych_router_pool_requests_running", f'pool="{pool}"'))
 
 
+def wait_until_served_by_name(cluster: Cluster, pool: str) -> int:
+    """Wait until each router serves whoever names the pool, and return how many requests it took."""
+    key, routers = cluster.secret(f"{NAME}-diptych-api-keys", "key"), _routers(cluster)
+    for router in routers:
+        cluster.kubectl("exec", router, "--", "python", "-c", NAME_IT, pool, key)
+    return len(routers)
+
+
 def wait_until(is_so: Callable[[], bool], words: str) -> None:
     """The kubelet brings what is declared when it likes."""
     deadline_s = time.monotonic() + TIMEOUT_S
@@ -40,6 +66,10 @@ def wait_until(is_so: Callable[[], bool], words: str) -> None:
 
 def asked(cluster: Cluster, name: str, label: str = "") -> list[float]:
     """Return a metric of each router that runs, summed over those of its labels that have these words."""
-    routers = cluster.get("pods", "-l", f"app.kubernetes.io/instance={NAME},app.kubernetes.io/component=router")
     command = ("python", "-c", COUNT, name, label)
-    return [float(cluster.kubectl("exec", each["metadata"]["name"], "--", *command)) for each in routers]
+    return [float(cluster.kubectl("exec", each, "--", *command)) for each in _routers(cluster)]
+
+
+def _routers(cluster: Cluster) -> list[str]:
+    found = cluster.get("pods", "-l", f"app.kubernetes.io/instance={NAME},app.kubernetes.io/component=router")
+    return [each["metadata"]["name"] for each in found]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -29,6 +30,10 @@ class Cluster:
     def get(self, *words: str) -> list[dict[str, Any]]:
         """Return objects: `get("pods", "-l", "a=b")`."""
         return list(json.loads(self.kubectl("get", *words, "-o", "json"))["items"])
+
+    def secret(self, name: str, key: str) -> str:
+        encoded = self.kubectl("get", "secret", name, "-o", f"jsonpath={{.data['{key}']}}")
+        return base64.b64decode(encoded).decode()
 
     def wait(self, what: str, condition: str) -> None:
         self.kubectl("wait", what, f"--for={condition}", f"--timeout={TIMEOUT_S}s")

@@ -1,12 +1,14 @@
 """Runs in a pod of the image under test: makes a small model with many bytes, and serves it with a SHA256SUMS.
 
 Prints a line of JSON for each answer: what was asked, how much was sent. The first connection of the weights is cut.
+Who does not give the token of its environment gets nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
@@ -85,11 +87,16 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(with_body=True)
 
     def _answer(self, *, with_body: bool) -> None:
+        if self.headers.get("authorization") != f"Bearer {os.environ['DIPTYCH_BEARER_TOKEN']}":
+            self.send_error(401)
+            return
         data = self.files.get(self.path)
         first = re.match(r"bytes=(\d+)-", self.headers.get("range", ""))
         begin = int(first[1]) if first else 0
         body = (data or b"")[begin:]
         self.send_response(404 if data is None else 206 if first else 200)
+        if data is not None and first:
+            self.send_header("content-range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         if with_body and self.path == WEIGHTS and Handler.num_cuts:

@@ -18,7 +18,9 @@ RDMA: Final = (SIM[0], Path(__file__).with_name("rdma.yaml"))
 LONG_STREAMS: Final = (SIM[0], Path(__file__).with_name("long_streams.yaml"))
 COLD: Final = (SIM[0], Path(__file__).with_name("cold.yaml"))
 KEY_LIMITS: Final = (SIM[0], Path(__file__).with_name("key_limits.yaml"))
+PICKER: Final = (SIM[0], Path(__file__).with_name("picker.yaml"))
 WEIGHTS: Final = (SIM[0], Path(__file__).with_name("weights.yaml"))
+DECLARED: Final = (CHART / "ci" / "cpu-values.yaml", Path(__file__).with_name("declared.yaml"))
 REAL: Final = (CHART / "ci" / "cpu-values.yaml", Path(__file__).with_name("real_model.yaml"))
 NAME: Final = "e2e"
 SELECTOR: Final = f"app.kubernetes.io/instance={NAME},app.kubernetes.io/component!=test"

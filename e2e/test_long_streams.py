@@ -9,10 +9,11 @@ import pytest
 from cluster import Cluster
 from conftest import IMAGE, Watch
 from release import DEPLOYMENTS, LONG_STREAMS, NAME, SELECTOR, WAIT, Release
-from traffic import LONG, Traffic, assert_harmless
+from traffic import LONG, Kind, Traffic, assert_harmless, harmless_load
 
 _, ROUTERS, PREFILL, DECODE = DEPLOYMENTS
 LONG_S = 90.0
+NAMED = Kind(num_clients=3, prompt=(8, 40), output=(4, 10), pool="next")
 
 pytestmark = pytest.mark.thorough
 
@@ -60,6 +61,27 @@ def test_a_canary_is_promoted_and_withdrawn_under_streams_of_more_than_90_s(
         cluster.helm("rollback", NAME, "1", *WAIT)
         release.settle()
     assert not [pod for pod in release.all_pods() if "-next-" in pod["metadata"]["name"]]
+    assert window.slowest_s > LONG_S
+    assert_harmless(window)
+
+
+def test_blue_green_the_new_pool_is_tried_by_name_then_takes_all_and_the_old_one_goes(
+    release: Release, cluster: Cluster, watched: Watch
+) -> None:
+    """Who names the new pool is served by it, and nobody else, before it gets all: then the old one is not missed."""
+    with watched() as window:
+        release.submit("upgrade", *WAIT, canary.VALUES, canary.TRIED)
+        num_named = canary.wait_until_served_by_name(cluster, "next")
+        assert canary.served_by(cluster, "next") == num_named, "only who named it"
+        with harmless_load(cluster, NAMED, IMAGE):
+            canary.wait_until(lambda: canary.served_by(cluster, "next") > num_named + 6, "who names it is not served")
+        canary.wait_until(lambda: canary.running_in(cluster, "next") == 0, "streams that name no pool are in it")
+        release.submit("upgrade", *WAIT, canary.VALUES, canary.PROMOTED)
+        canary.wait_until(lambda: canary.running_in(cluster, "default") == 0, "the old pool is never idle")
+        release.submit("upgrade", *WAIT, canary.ALONE)
+        release.settle(*DEPLOYMENTS[:2], f"{PREFILL}-next", f"{DECODE}-next")
+    assert {pod["metadata"]["name"].rsplit("-", 2)[0] for pod in release.all_pods()} >= {f"{PREFILL}-next"}
+    assert release.pods(PREFILL) == release.pods(DECODE) == []
     assert window.slowest_s > LONG_S
     assert_harmless(window)
 

@@ -17,6 +17,7 @@ FOLDER: Final = "/var/tmp/diptych-e2e"  # of the node
 OTHER_NODE_FOLDER: Final = f"{FOLDER}/cache"
 MODEL: Final = "/tiny/model.safetensors"
 USER: Final = 10001
+TOKEN: Final = "DIPTYCH_BEARER_TOKEN"
 MAKE: Final = f"""
 import os, pathlib
 for name in ("claim", "cache"):
@@ -61,17 +62,19 @@ def _folder(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _files(cluster: Cluster) -> None:
-    """A server of the model, by the name `files`."""
+    """A server of the model, by the name `files`, and the secret of who may ask it."""
     data = {SCRIPT.name: SCRIPT.read_text()}
     labels = {"app": "files"}
     container = {
         **container_of("files", f"/e2e/{SCRIPT.name}"),
+        "envFrom": [{"secretRef": {"name": "files"}}],
         "volumeMounts": [{"name": "script", "mountPath": "/e2e"}],
     }
     volumes = [{"name": "script", "configMap": {"name": "files"}}]
     spec = {"containers": [container], "volumes": volumes}
     cluster.apply(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "files"}, "data": data},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "files"}, "stringData": {TOKEN: "known to few"}},
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "files", "labels": labels}, "spec": spec},
         {
             "apiVersion": "v1",

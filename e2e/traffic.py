@@ -16,17 +16,21 @@ from cluster import Cluster
 from log import Line, Log
 from release import NAME
 
-SCRIPT: Final = Path(__file__).with_name("traffic_pod.py")
+SCRIPT: Final = Path(__file__).with_name("traffic_pod.py")  # others of pods may import it
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How many ask at once, for how many tokens, with how many: fewest and most; and whose silence counts as hung."""
+    """How many ask at once, for how many tokens, with how many: fewest and most; and whose silence counts as hung.
+
+    `pool` is the declared pool that requests name; empty: none.
+    """
 
     num_clients: int
     prompt: tuple[int, int]
     output: tuple[int, int]
     hung_s: int = 60
+    pool: str = ""
 
 
 USUAL: Final = Kind(num_clients=6, prompt=(8, 400), output=(4, 100))
@@ -57,17 +61,18 @@ def assert_harmless(window: Window) -> None:
 
 
 class Traffic:
-    """Known-answer requests without a pause."""
+    """Known-answer requests without a pause. `script` runs in the pod, and prints what `traffic_pod.py` prints."""
 
-    def __init__(self, cluster: Cluster, name: str, kind: Kind) -> None:
+    def __init__(self, cluster: Cluster, name: str, kind: Kind, script: Path = SCRIPT) -> None:
         self._cluster = cluster
         self._name = name
         self._kind = kind
+        self._script = script
         self._log: Log | None = None
 
     def start(self, image: str) -> None:
         """Return when answers come."""
-        self._cluster.apply(_script(self._name), _pod(self._name, self._kind, image))
+        self._cluster.apply(_scripts(self._name, self._script), _pod(self._name, self._kind, image, self._script.name))
         self._cluster.wait(f"pod/{self._name}", "condition=Ready")
         self._log = Log(self._cluster.follow(self._name))
         self._log.wait_for(lambda lines: bool(lines) and lines[-1]["answered"] > self._kind.num_clients)
@@ -112,20 +117,23 @@ def _fill(window: Window, lines: list[Line], first: int) -> None:
     window.problems = [problem for line in lines[first:] for problem in line["problems"]]
 
 
-def _script(name: str) -> dict[str, Any]:
-    data = {SCRIPT.name: SCRIPT.read_text()}
+def _scripts(name: str, *scripts: Path) -> dict[str, Any]:
+    data = {script.name: script.read_text() for script in (SCRIPT, *scripts)}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
-def _pod(name: str, kind: Kind, image: str) -> dict[str, Any]:
+def _pod(name: str, kind: Kind, image: str, script: str) -> dict[str, Any]:
     secret = {"name": f"{NAME}-diptych-api-keys", "key": "key"}
     numbers = [str(number) for number in (kind.num_clients, kind.hung_s, *kind.prompt, *kind.output)]
     container = {
         "name": name,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["python", f"/e2e/{SCRIPT.name}", f"{NAME}-diptych-router", "8000", "9000", *numbers],
-        "env": [{"name": "DIPTYCH_API_KEY", "valueFrom": {"secretKeyRef": secret}}],
+        "command": ["python", f"/e2e/{script}", f"{NAME}-diptych-router", "8000", "9000", *numbers],
+        "env": [
+            {"name": "DIPTYCH_API_KEY", "valueFrom": {"secretKeyRef": secret}},
+            {"name": "POOL", "value": kind.pool},
+        ],
         "volumeMounts": [{"name": "script", "mountPath": "/e2e"}],
     }
     volumes = [{"name": "script", "configMap": {"name": name}}]
@@ -134,13 +142,13 @@ def _pod(name: str, kind: Kind, image: str) -> dict[str, Any]:
 
 
 @contextmanager
-def harmless_load(cluster: Cluster, kind: Kind, image: str) -> Iterator[None]:
-    """More traffic, of which no request fails either."""
+def harmless_load(cluster: Cluster, kind: Kind, image: str) -> Iterator[Window]:
+    """More traffic, of which no request fails either. The window is filled in when the block has ended."""
     more = Traffic(cluster, "load", kind)
     more.start(image)
     try:
         with more.watched() as window:
-            yield
+            yield window
     finally:
         more.stop()
     assert_harmless(window)

@@ -15,7 +15,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import grpc
@@ -95,9 +95,11 @@ def see_through(ask: Ask, prompt: str, max_tokens: int, tally: Tally) -> str:
 class Http:
     """A completion as a whole, on a connection of its own."""
 
-    def __init__(self, host: str, port: int, key: str, hung_s: float) -> None:
+    model = ""  # the only one
+
+    def __init__(self, host: str, port: int, headers: dict[str, str], hung_s: float) -> None:
         self._connection = http.client.HTTPConnection(host, port, timeout=hung_s)
-        self._headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+        self._headers = {"content-type": "application/json", **headers}
 
     def __call__(self, prompt: str, max_tokens: int) -> str:
         try:
@@ -106,7 +108,7 @@ class Http:
             self._connection.close()
 
     def _post(self, prompt: str, max_tokens: int, stream: bool) -> http.client.HTTPResponse:
-        body = {"model": "", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": stream}
+        body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": stream}
         try:
             self._connection.request("POST", "/v1/completions", json.dumps(body), self._headers)
             response = self._connection.getresponse()
@@ -148,10 +150,10 @@ class KeptHttp(Http):
 class Grpc:
     """A call; calls of a client share a channel."""
 
-    def __init__(self, host: str, port: int, key: str, hung_s: float) -> None:
+    def __init__(self, host: str, port: int, headers: dict[str, str], hung_s: float) -> None:
         self._hung_s = hung_s
         self._stub = InferenceStub(grpc.insecure_channel(f"{host}:{port}"))
-        self._metadata = (("authorization", f"Bearer {key}"),)
+        self._metadata = tuple(headers.items())
 
     def __call__(self, prompt: str, max_tokens: int) -> str:
         request = GenerateRequest(text=prompt, sampling=SamplingParams(max_tokens=max_tokens, temperature=0))
@@ -159,13 +161,22 @@ class Grpc:
         return str(call.text)
 
 
+def asked_with(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of each request: its key, and the pool that it names, if any."""
+    pool = environment.get("POOL", "")
+    return {
+        "authorization": f"Bearer {environment.get('DIPTYCH_API_KEY', '')}",
+        **({"x-diptych-pool": pool} if pool else {}),
+    }
+
+
 def main() -> None:
     host, (http_port, grpc_port, num_clients, hung_s, *numbers) = sys.argv[1], map(int, sys.argv[2:])
     sizes = (numbers[0], numbers[1]), (numbers[2], numbers[3])
-    key, known, tally = os.environ.get("DIPTYCH_API_KEY", ""), KnownAnswers(), Tally()
+    headers, known, tally = asked_with(os.environ), KnownAnswers(), Tally()
     for index in range(num_clients):
         kind, port = ((Http, http_port), (KeptHttp, http_port), (Grpc, grpc_port))[index % 3]
-        client = (kind(host, port, key, hung_s), known, tally, random.Random(index), sizes)
+        client = (kind(host, port, headers, hung_s), known, tally, random.Random(index), sizes)
         threading.Thread(target=run_client, args=client, daemon=True).start()
     while True:
         time.sleep(1)

@@ -84,7 +84,7 @@ MODEL: Final = {
     "properties": {
         "path": {"type": "string", "pattern": "^[^=,]+$", "description": "Folder or GGUF file, as model.name."},
         "servedName": {"type": "string", "pattern": "^[^=, ]*$", "description": "What clients call it. Empty: its id."},
-        **dict.fromkeys(("prefill", "decode", "unified"), POOLS),
+        **dict.fromkeys(("prefill", "decode", "unified", "encode"), POOLS),
     },
 }
 

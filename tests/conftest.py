@@ -16,9 +16,12 @@ import hypothesis
 import numpy as np
 import pytest
 import tokenizers
+from pairs import covering
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from diptych.architectures.config import ModelConfig
+from diptych.architectures.registry import from_hf
 from diptych.checkpoints import demo
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.trust.tokens import TOKEN_VARIABLE
@@ -41,7 +44,8 @@ ALONE: Final = (
 )
 FAMILIES: Final = (  # one worker makes their models, each once
     *("engine/runner/test_families", "engine/runner/test_families_on_gpus", "engine/runner/gpu/test_piece_graphs"),
-    "pd/test_families",
+    *("engine/runner/test_attention_capture", "engine/runner/test_in_place", "engine/runner/test_window_pages"),
+    *("pd/test_families", "pd/test_unlike_families"),
 )
 
 
@@ -56,6 +60,41 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         if module.startswith(ALONE):
             return "alone"
         return "families" if module in FAMILIES else module
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what shows nothing more: where `-m` chooses, and in `make fuzz`, nothing is."""
+    if config.option.markexpr or "DIPTYCH_FUZZ_EXAMPLES" in os.environ:
+        return
+    left_out = _of_gpus(items) | _beyond_pairs(items)
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=list(left_out))
+
+
+def _of_gpus(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Some thousand tests that need a GPU: where there is none, to skip them one by one takes a while."""
+    found = {item for item in items if item.get_closest_marker("gpu")}
+    return found if found and not _has_gpu() else set()
+
+
+def _beyond_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return cases of kernels on CPUs that show no pair of values of their parameters that others don't."""
+    products: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if "tests/kernels/" in item.nodeid and not item.get_closest_marker("gpu") and hasattr(item, "callspec"):
+            products.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = [[of[at] for at in covering([_values(item) for item in of])] for of in products.values()]
+    return {item for of in products.values() for item in of} - {item for of in kept for item in of}
+
+
+def _values(item: Any) -> dict[str, str]:
+    return {name: repr(value) for name, value in item.callspec.params.items()}
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def pytest_collection_finish() -> None:
@@ -149,6 +188,14 @@ def tiny_experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Mixtral with three experts a layer, of which a token chooses two, with the same words."""
     settings = MOE | {"num_local_experts": 3, "num_hidden_layers": 2, "max_position_embeddings": 512}
     return _tiny_folder(tmp_path_factory.mktemp("models") / "experts", "Mixtral", settings)
+
+
+@pytest.fixture(scope="session")
+def tiny_latent_experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random DeepSeek V3 whose layers behind the first have experts, with the same words."""
+    settings = DEEPSEEK | {"num_hidden_layers": 3, "max_position_embeddings": 512, "first_k_dense_replace": 1}
+    settings |= {"n_group": 4, "topk_group": 2, "n_shared_experts": 2}
+    return _tiny_folder(tmp_path_factory.mktemp("models") / "latent-experts", "DeepseekV3", settings)
 
 
 @pytest.fixture(scope="session")
@@ -263,7 +310,7 @@ class Case:
 
 
 PROMPT_LENGTHS: Final = [1, 2, 15, 16, 17, 40, 65, 150]
-NUM_OUTPUT_TOKENS: Final = 8
+NUM_OUTPUT_TOKENS: Final = 6
 NUM_WORDS: Final = 321  # of the models in folders
 SHAPE: dict[str, Any] = {
     "vocab_size": 200,
@@ -644,6 +691,13 @@ def family_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     return _tiny_model(case, tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture(scope="session")
+def family_configs() -> dict[str, ModelConfig]:
+    """What each of them is read as, of those that this transformers knows; nothing is computed."""
+    known = {name: case for name, case in CASES.items() if _is_known(case)}
+    return {name: from_hf(_family_config(case).to_dict(), {}, name) for name, case in known.items()}
+
+
 def _is_known(case: Case) -> bool:
     """Tell whether the installed transformers computes the case; older ones stand beside the torch of some GPUs."""
     import transformers
@@ -673,17 +727,31 @@ def _config_name(case: Case) -> str:
     return texts.get(case.name, case.name)
 
 
-def _random_model(case: Case) -> Any:
-    """Norms and biases are random as well."""
-    import torch
+def _family_config(case: Case) -> Any:
+    """Return the configuration of the whole model, as transformers has it."""
     import transformers
 
     config = getattr(transformers, f"{_config_name(case)}Config")(
         **copy.deepcopy(SHAPE | case.settings)
     )  # it adds to them
-    config._attn_implementation = "eager"  # the one that knows soft caps
+    whole = _with_images(case, config) if case.images else config
+    whole.architectures = [_class_name(case)]
+    whole._attn_implementation = "eager"  # the one that knows soft caps
+    return whole
+
+
+def _class_name(case: Case) -> str:
+    return f"{case.name}{'ForConditionalGeneration' if case.images else 'ForCausalLM'}"
+
+
+def _random_model(case: Case) -> Any:
+    """Norms and biases are random as well."""
+    import torch
+    import transformers
+
+    config = _family_config(case)
     torch.manual_seed(0)
-    model = getattr(transformers, f"{case.name}ForCausalLM")(config) if not case.images else _with_images(case, config)
+    model = getattr(transformers, _class_name(case))(config)
     saved = set(model.state_dict())
     buffers = [buffer for name, buffer in model.named_buffers() if name in saved]
     biases = [parameter for name, parameter in model.named_parameters() if name.endswith("_bias")]  # of experts
@@ -709,9 +777,7 @@ def _with_images(case: Case, text_config: Any) -> Any:
         "Qwen3_5Moe": {},
     }
     own = of_family[case.name]
-    config = getattr(transformers, f"{case.name}Config")(text_config=text_config, vision_config=vision, **own)
-    config._attn_implementation = "eager"
-    return getattr(transformers, f"{case.name}ForConditionalGeneration")(config)
+    return getattr(transformers, f"{case.name}Config")(text_config=text_config, vision_config=vision, **own)
 
 
 def _continued(model: Any, prompt: list[int]) -> list[int]:

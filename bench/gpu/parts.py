@@ -112,6 +112,7 @@ PARTS: Final = (
     _table("cells", 580, "pd_cells.py --keep=dist/gpu/cells", num_gpus=2),
     _table("transfer", 400, "kv_transfer.py", num_gpus=2),
     _table("collectives", 90, "collectives.py", num_gpus=2),
+    _table("shared_experts", 150, "shared_experts.py", num_gpus=2),
     _table("layouts", 300, "kv_layouts.py", num_gpus=2),
     _table("ttft_mover", 120, "kv_ttft.py --path mover", num_gpus=2),
     _table("ttft_put", 120, "kv_ttft.py --path put", num_gpus=2),

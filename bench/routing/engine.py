@@ -33,6 +33,7 @@ class Job:
     arrival_s: float
     believed_len: int = 0  # tokens of its prompt that the router believed cached there
     cached_blocks: int = 0  # where its prompt was computed
+    held_blocks: int = 0  # leading ones of its prompt, at whoever had most of it when it came
     started_s: float = 0.0  # computing
     computed_len: int = 0  # prompt tokens that need no computing any more
     first_token_s: float = 0.0

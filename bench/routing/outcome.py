@@ -18,6 +18,7 @@ class Outcome:
     """Arrays have one value a request, in the order of arrival."""
 
     hit_rate: float  # blocks found cached, of all
+    found_rate: float  # blocks that some worker had when a request came, from where they can be pulled
     cv_requests: float  # over the prefill workers: standard deviation by mean
     cv_missed: float  # likewise of the blocks that they computed
     makespan_s: float
@@ -50,6 +51,7 @@ def outcome(jobs: Sequence[Job], prefill_ids: Iterable[int]) -> Outcome:
     gaps = np.array([max(1, job.request.output_len - 1) for job in jobs])
     return Outcome(
         1 - sum(missed.values()) / num_blocks,
+        sum(max(job.held_blocks, job.cached_blocks) for job in jobs) / num_blocks,
         _variation(requests.values()),
         _variation(missed.values()),
         float(finished.max()),

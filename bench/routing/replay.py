@@ -61,6 +61,7 @@ class Replay:
     def _arrive(self, request: TracedRequest, now_s: float) -> None:
         job = self.dispatch.choose(request, now_s)
         self.jobs.append(job)
+        job.held_blocks = max(engine.cache.cached(request.block_list) for engine in self.engines.values())
         prefill, decode = self._prefill(job), self._decode(job)
         decode.waiting.append(job)
         decode.grant()

@@ -16,6 +16,7 @@ from diptych.v1.bootstrap_pb2 import (
     INSTANCE_STATE_GONE,
     INSTANCE_STATE_READY,
     ROLE_DECODE,
+    ROLE_ENCODE,
     ROLE_PREFILL,
     ROLE_ROUTER,
     ROLE_UNIFIED,
@@ -101,15 +102,18 @@ def test_nothing_is_told_to_a_worker_before_it_has_registered(replica: Replica) 
     assert keys_in(replica.pop(outbox)) == {1, 2, 3, 5, secret.instance_id}
 
 
-def test_a_worker_that_changes_its_role_sees_the_same_and_hears_of_the_roles_of_others(replica: Replica) -> None:
+def test_a_worker_that_changes_its_role_sees_what_it_needs_and_hears_of_the_roles_of_others(replica: Replica) -> None:
     secret = InstanceSecret.new()
     ours, caller = secret.instance_id, Caller(WORKER, proven=frozenset({secret.instance_id}))
-    register(replica, member(ours, ROLE_DECODE), caller)
+    register(replica, member(6, ROLE_ENCODE))
+    register(replica, member(ours, ROLE_UNIFIED), caller)
     outbox = replica.open(with_loads=False, caller=caller)
-    assert keys_in(replica.pop(outbox)) == {1, 2, 3, ours}
+    assert keys_in(replica.pop(outbox)) == {1, 2, 3, 6, ours}
     register(replica, member(ours, ROLE_PREFILL), caller, sequence=2)
     (only,) = WatchUpdate.FromString(replica.pop(outbox)).upserts
     assert only.instance_id == ours, "workers of either role see the same: nobody is told again"
+    register(replica, member(ours, ROLE_DECODE), caller, sequence=3)
+    assert keys_in(replica.pop(outbox)) == {1, 2, 3, ours}, "who decodes has nothing to do with who encodes"
     register(replica, member(1, ROLE_DECODE), sequence=2)
     assert keys_in(replica.pop(outbox)) == {1}, "a peer's role counts, too"
 

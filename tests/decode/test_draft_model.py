@@ -18,8 +18,11 @@ from draft_models import AskAlways, runner_with_draft, with_draft
 from draft_scenes import FEW_PAGES, ROOMS, NewEngine, Serving, TwoRanks
 from every_kind import KINDS, Answer
 
+from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.source import ModelSource, open_model
+from diptych.engine.lora.peft_folder import read_adapter
 from diptych.engine.runner.draft_model import CpuDraftModel
+from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import DraftBatch, ForwardBatch, ForwardMode, OnLayer
 from diptych.generation.sampling_params import SamplingParams
 from diptych.tokens.tokenizer import Tokenizer
@@ -81,6 +84,29 @@ def test_no_answer_is_another_one(pair: Pair, smaller: ModelSource, scene: dict[
     assert pair.drafter.came < pair.drafter.compared
     assert (pair.drafter.num_early > 0) == bool(scene.get("overlap"))
     assert (pair.beside.num_retractions > 3) == (pair.beside.num_restored > 3) == (scene is AWAY)
+
+
+def test_adapters_change_what_it_guesses_for(
+    pair: Pair, smaller: ModelSource, tmp_path: Path, write_adapter: Callable[..., Any]
+) -> None:
+    """Two adapters and the model itself share steps, and the draft model has none: it guesses worse for them."""
+    shapes = {f"model.layers.{layer}.self_attn.{name}_proj": (64, 64) for layer in (0, 1) for name in ("q", "o")}
+    for slot in (0, 1):
+        write_adapter(tmp_path / str(slot), shapes, seed=slot)
+
+    def install(runner: ModelRunner) -> None:
+        for slot in (0, 1):
+            adapter = read_adapter(tmp_path / str(slot), FAMILIES["llama"].placement(pair.alone.source.config))
+            runner.loras.install(slot, runner.loras.prepare(adapter))
+
+    def fields(room: int) -> dict[str, Any]:
+        return {"adapter": room % 3 - 1, "extra_key": bytes([room % 3])}
+
+    scene: dict[str, Any] = {"prepare": install, "fields": fields}
+    guessed = pair.guessed(smaller, overlap=True, **scene)
+    assert guessed == pair.alone.answers({}, rooms=EVERY_KIND, **scene) != pair.alone.answers({}, rooms=EVERY_KIND)
+    pair.guessed(pair.alone.source, params_of=greedy, **scene)  # itself, without the adapters
+    assert 0 < pair.drafter.came < pair.drafter.compared
 
 
 def test_no_answer_is_another_one_where_it_goes_on_elsewhere(pair: Pair, smaller: ModelSource) -> None:

@@ -1,29 +1,35 @@
 """A layer that predicts one token more: the same tokens, scores and ends, and as many right guesses as it can have.
 
 The layers that are right by construction look at the hidden row before a token alone, or at the token alone. So a row
-that is stale, or another token's, makes the first one wrong, and a token that is another one the second.
+that is stale, or another token's, makes the first one wrong, and a token that is another one the second. Of EAGLE heads
+one looks at the row, and one at what it has kept of the token before: stale keys and values make that one wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import eagle_heads
 import numpy as np
 import pytest
 import sure_next_layer
+from draft_models import AskAlways
 from draft_scenes import FEW_PAGES, ROOMS, NewEngine, Serving, TwoRanks
 from every_kind import KINDS, Answer
 from next_layers import AskNextLayer, random_folder, runner_with_next, with_next
-from sure_next_layer import by_rows, by_tokens
+from torch import Tensor
 
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.arrays import I64
 from diptych.engine.runner.hidden_rows import HiddenRows
+from diptych.engine.runner.loaded_model import LoadedModel
+from diptych.engine.runner.next_layer import CpuNextLayer
 from diptych.engine.runner.row_places import FIRST_OF_STEP, Kept, RowPlaces
-from diptych.engine.values.batch import ForwardBatch
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, OnLayer
 from diptych.generation.sampling_params import SamplingParams
 from diptych.tokens.tokenizer import Tokenizer
 
@@ -35,25 +41,57 @@ def greedy(room: int) -> SamplingParams:
     return SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
 
 
+class Guesser(NamedTuple):
+    """A model, and what guesses for it."""
+
+    alone: ModelSource
+    beside: ModelSource  # with its layers
+    draft: ModelSource
+    new_runner: Callable[[ModelSource, Tensor], Any]
+    new_drafter: type[AskAlways]
+
+    @staticmethod
+    def next_layer(folder: Path) -> Guesser:
+        source = open_model(str(folder))
+        return Guesser(source, with_next(source), source.next_layer(), runner_with_next, AskNextLayer)
+
+    @staticmethod
+    def head(folders: eagle_heads.Folders) -> Guesser:
+        source, new_runner = open_model(str(folders.model)), eagle_heads.runner_with_head(folders)
+        return Guesser(source, *eagle_heads.open_both(folders), new_runner, eagle_heads.AskHead)
+
+
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> dict[str, Path]:
+def guessers(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Callable[[str], Guesser]:
     base = tmp_path_factory.mktemp("models")
-    random = {name: random_folder(base / name, name, tiny_folder) for name in ("DeepseekV3", "Glm4Moe")}
-    sure = {joined.__name__: sure_next_layer.write(base / joined.__name__, joined) for joined in (by_rows, by_tokens)}
-    return random | sure
+
+    @cache
+    def of(name: str) -> Guesser:
+        match name:
+            case "by_rows" | "by_tokens":
+                return Guesser.next_layer(sure_next_layer.write(base / name, getattr(sure_next_layer, name)))
+            case "head_by_rows" | "head_by_keys":
+                knows = getattr(eagle_heads, name.removeprefix("head_"))
+                return Guesser.head(eagle_heads.sure_folders(base / name, knows))
+            case "head":
+                return Guesser.head(eagle_heads.random_folders(base / name, tiny_folder))
+        return Guesser.next_layer(random_folder(base / name, name, tiny_folder))
+
+    return of
 
 
 class Pair:
-    """Serves requests by a model alone, and beside its next layer."""
+    """Serves requests by a model alone, and beside what guesses for it."""
 
-    def __init__(self, new_engine: NewEngine, source: ModelSource, tokenizer: Tokenizer) -> None:
-        self.alone = Serving(new_engine, source, tokenizer)
-        self.beside = Serving(new_engine, with_next(source), tokenizer)
-        self.drafter = AskNextLayer()
+    def __init__(self, new_engine: NewEngine, guesser: Guesser, tokenizer: Tokenizer) -> None:
+        self.guesser = guesser
+        self.alone = Serving(new_engine, guesser.alone, tokenizer)
+        self.beside = Serving(new_engine, guesser.beside, tokenizer)
+        self.drafter = guesser.new_drafter()
 
     def guessed(self, **scene: Any) -> dict[int, Answer]:
-        self.drafter = AskNextLayer()
-        scene = {"open_runner": runner_with_next, "rooms": EVERY_KIND, **scene}
+        self.drafter = self.guesser.new_drafter()
+        scene = {"open_runner": self.guesser.new_runner, "rooms": EVERY_KIND, **scene}
         return self.beside.answers({}, drafter=self.drafter, **scene)
 
     @property
@@ -62,14 +100,22 @@ class Pair:
 
 
 @pytest.fixture
-def pair_of(new_engine: NewEngine, folders: dict[str, Path], byte_tokenizer: Tokenizer) -> Callable[[str], Pair]:
-    return lambda name: Pair(new_engine, open_model(str(folders[name])), byte_tokenizer)
+def pair_of(new_engine: NewEngine, guessers: Any, byte_tokenizer: Tokenizer) -> Callable[[str], Pair]:
+    return lambda name: Pair(new_engine, guessers(name), byte_tokenizer)
 
 
 @pytest.mark.parametrize(
     ("family", "scene"),
-    [("DeepseekV3", {}), ("Glm4Moe", {}), ("DeepseekV3", {"overlap": True}), ("Glm4Moe", AWAY)],
-    ids=["latents", "keys and values", "overlapped", "retracted"],
+    [
+        ("DeepseekV3", {}),
+        ("Glm4Moe", {}),
+        ("DeepseekV3", {"overlap": True}),
+        ("Glm4Moe", AWAY),
+        ("head", {}),
+        ("head", {"overlap": True}),
+        ("head", AWAY),
+    ],
+    ids=["latents", "keys and values", "overlapped", "retracted", "head", "head overlapped", "head retracted"],
 )
 def test_no_answer_is_another_one(pair_of: Callable[[str], Pair], family: str, scene: dict[str, Any]) -> None:
     pair = pair_of(family)
@@ -79,22 +125,23 @@ def test_no_answer_is_another_one(pair_of: Callable[[str], Pair], family: str, s
     assert (pair.beside.num_retractions > 3) == (pair.beside.num_restored > 3) == (scene is AWAY)
 
 
-@pytest.mark.parametrize("joined", ["by_rows", "by_tokens"])
+@pytest.mark.parametrize("joined", ["by_rows", "by_tokens", "head_by_rows", "head_by_keys"])
 @pytest.mark.parametrize("scene", [{}, {"overlap": True}], ids=["alone", "overlapped"])
 def test_a_layer_that_knows_what_comes_is_right(
     pair_of: Callable[[str], Pair], joined: str, scene: dict[str, Any]
 ) -> None:
     pair = pair_of(joined)
     assert pair.guessed(params_of=greedy, **scene) == pair.alone.answers({}, params_of=greedy, rooms=EVERY_KIND)
-    if scene and joined == "by_rows":  # what goes on a prompt is guessed by its last row but one: by nothing
+    if scene and joined != "by_tokens":  # what goes on a prompt is guessed by its last row but one: by nothing
         assert len(EVERY_KIND) > pair.drafter.compared - pair.drafter.came > 0
     else:
         assert pair.drafter.came == pair.drafter.compared > 100
 
 
-def test_two_ranks(pair_of: Callable[[str], Pair]) -> None:
+@pytest.mark.parametrize("joined", ["by_rows", "head_by_keys"])
+def test_two_ranks(pair_of: Callable[[str], Pair], joined: str) -> None:
     """Each has all rows, and a part of the layer."""
-    pair = pair_of("by_rows")
+    pair = pair_of(joined)
 
     def no_draft(source: ModelSource) -> None:
         return None
@@ -104,7 +151,7 @@ def test_two_ranks(pair_of: Callable[[str], Pair]) -> None:
         def of(draft_of: Callable[[ModelSource], ModelSource | None]) -> Callable[..., TwoRanks]:
             return lambda source, kv: stack.enter_context(closing(TwoRanks(source, kv, draft_of(source))))
 
-        guessed = pair.guessed(open_runner=of(lambda source: source.next_layer()), params_of=greedy)
+        guessed = pair.guessed(open_runner=of(lambda _: pair.guesser.draft), params_of=greedy)
         assert guessed == pair.alone.answers({}, open_runner=of(no_draft), rooms=EVERY_KIND, params_of=greedy)
     assert pair.drafter.came == pair.drafter.compared > 100
 
@@ -131,11 +178,40 @@ def shifted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RowPlaces, "keep", kept_before)
 
 
-@pytest.mark.parametrize("break_it", [stale, shifted])
-def test_rows_of_others_make_it_guess_wrong_and_change_no_answer(
-    pair_of: Callable[[str], Pair], break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+def numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody turns what a head says into the model's words."""
+    monkeypatch.setattr(LoadedModel, "likeliest", lambda model, logits: logits.argmax(dim=-1))
+
+
+def stale_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was said has draft layers only where a guess was made behind it."""
+    follow = CpuNextLayer.follow
+
+    def of_prompts(layer: CpuNextLayer, batch: ForwardBatch, on_layer: OnLayer | None) -> None:
+        if batch.mode is not ForwardMode.DECODE:
+            follow(layer, batch, on_layer)
+
+    monkeypatch.setattr(CpuNextLayer, "follow", of_prompts)
+
+
+@pytest.mark.parametrize(
+    ("joined", "break_it"),
+    [
+        ("by_rows", stale),
+        ("by_rows", shifted),
+        ("head_by_rows", stale),
+        ("head_by_rows", shifted),
+        ("head_by_rows", numbers_of_its_own),
+        ("head_by_keys", stale_keys),
+    ],
+)
+def test_what_is_broken_makes_it_guess_wrong_and_changes_no_answer(
+    pair_of: Callable[[str], Pair],
+    joined: str,
+    break_it: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pair = pair_of("by_rows")
+    pair = pair_of(joined)
     expected = pair.alone.answers({}, rooms=EVERY_KIND)
     whole = (pair.guessed() == expected) and pair.share
     break_it(monkeypatch)

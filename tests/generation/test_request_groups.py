@@ -59,14 +59,14 @@ def test_what_is_out_of_range_is_refused_by_name(account: Account, param: str) -
     assert refused.value.param == param
 
 
-@pytest.mark.parametrize("speculate", ["", "off", "suffix", "ngram", "mtp"])
+@pytest.mark.parametrize("speculate", ["", "off", "suffix", "ngram", "mtp", "eagle"])
 def test_a_request_may_say_who_guesses(speculate: str) -> None:
     Hints(speculate=speculate).validate()
 
 
 @pytest.mark.parametrize("speculate", ["draft:/models/small", "eagle:/models/head", "on", "Suffix"])
 def test_what_nobody_guesses_by_is_refused_with_what_there_is(speculate: str) -> None:
-    with pytest.raises(InvalidRequest, match="suffix, ngram, draft, mtp and off are served") as refused:
+    with pytest.raises(InvalidRequest, match="suffix, ngram, draft, mtp, eagle and off are served") as refused:
         Hints(speculate=speculate).validate()
     assert refused.value.param == "speculate"
 

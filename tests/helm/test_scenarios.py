@@ -6,16 +6,31 @@ import functools
 import importlib.util
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import chart
 import jsonschema_rs
 import pytest
+from custom_kinds import SCHEMAS
 
 VERSIONS = tuple(f"1.{minor}" for minor in range(28, 36))
-MONITORS = {"PodMonitor", "PrometheusRule", "ServiceMonitor"}
-CUSTOM = MONITORS | {"Certificate", "GRPCRoute", "HTTPRoute", "ScaledObject"}
+CLAIMS = """
+extraObjects:
+  - apiVersion: resource.k8s.io/v1
+    kind: ResourceClaimTemplate
+    metadata: {name: two-gpus, namespace: ns}
+    spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 2}}]}}}
+model: {name: /models/a, volume: {pvc: {claimName: c}}}
+decode:
+  pools:
+    - name: default
+      gpu: {count: 2, resource: ""}
+      options: {tp: 2, device: cuda}
+      podSpec: {runtimeClassName: nvidia, resourceClaims: [{name: gpus, resourceClaimTemplateName: two-gpus}]}
+      containerSpec: {resources: {claims: [{name: gpus}]}}
+"""
 DEFINITIONS = "_definitions.json"
 
 
@@ -39,10 +54,17 @@ def _folder() -> Path:
 @functools.cache
 def _validator(version: str, api_version: str, kind: str) -> Any:
     """Strict: a field that this version does not know is an error."""
+    return jsonschema_rs.Draft202012Validator(
+        SCHEMAS.get(kind) or _schema(version, api_version, kind),
+        registry=_registry(version),
+        base_uri="json-schema:///",
+    )
+
+
+def _schema(version: str, api_version: str, kind: str) -> Any:
     folder = _folder() / f"v{version}.0-local-strict"
     group = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", api_version)  # policy/v1 → policy-v1, as the files are called
-    schema = json.loads((folder / f"{kind.lower()}-{group}.json").read_text())
-    return jsonschema_rs.Draft202012Validator(schema, registry=_registry(version), base_uri="json-schema:///")
+    return json.loads((folder / f"{kind.lower()}-{group}.json").read_text())
 
 
 @functools.cache
@@ -51,22 +73,12 @@ def _registry(version: str) -> Any:
     return jsonschema_rs.Registry([(f"json-schema:///{DEFINITIONS}", json.loads((folder / DEFINITIONS).read_text()))])
 
 
-def _known(rendered: chart.Object) -> chart.Object:
-    """Return the pods of a LeaderWorkerSet as an object that Kubernetes has a schema of; others as they are."""
-    if rendered["kind"] != "LeaderWorkerSet":
-        return rendered
-    template = rendered["spec"]["leaderWorkerTemplate"]["workerTemplate"]
-    name = {"name": rendered["metadata"]["name"]}
-    return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": name, "template": template}
-
-
-def _errors(scenario: str, version: str) -> list[str]:
+def _errors(objects: Iterable[chart.Object], version: str) -> list[str]:
     found = []
-    for each in map(_known, chart.render(scenario=scenario)):
-        if each["kind"] not in CUSTOM:
-            validator = _validator(version, each["apiVersion"], each["kind"])
-            name = f"{each['kind']}/{each['metadata']['name']}"
-            found += [f"{name}: {error.instance_path}: {error.message}" for error in validator.iter_errors(each)]
+    for each in objects:
+        validator = _validator(version, each["apiVersion"], each["kind"])
+        name = f"{each['kind']}/{each['metadata']['name']}"
+        found += [f"{name}: {error.instance_path}: {error.message}" for error in validator.iter_errors(each)]
     return found
 
 
@@ -75,20 +87,40 @@ def test_kubernetes_takes_it(scenario: str) -> None:
     versions = VERSIONS[VERSIONS.index(chart.kube_version(scenario)) :]
     if scenario != "everything":
         versions = (versions[0], versions[-1])
-    assert {version: _errors(scenario, version) for version in versions} == {version: [] for version in versions}
+    objects = chart.render(scenario=scenario)
+    assert {version: _errors(objects, version) for version in versions} == {version: [] for version in versions}
+
+
+def test_every_kind_that_kubernetes_does_not_know_is_made_by_a_scenario() -> None:
+    made = {each["kind"] for scenario in chart.SCENARIOS for each in chart.render(scenario=scenario)}
+    assert SCHEMAS.keys() <= made
+
+
+def test_gpus_that_come_by_claims_are_taken_by_the_first_kubernetes_that_has_them_by_default() -> None:
+    objects = chart.render(CLAIMS, kube="1.34")
+    assert _errors(objects, "1.34") == []
+    assert "ResourceClaimTemplate" in {each["kind"] for each in objects}
 
 
 @pytest.mark.parametrize("path", sorted((chart.ROOT / "e2e").glob("*.yaml")), ids=lambda path: str(path.stem))
 def test_the_chart_takes_the_values_of_the_end_to_end_tests(path: Path) -> None:
-    found = chart.template(path.read_text(), scenario="cpu" if path.stem == "real_model" else "sim")
+    found = chart.template(path.read_text(), scenario="cpu" if path.stem in ("declared", "real_model") else "sim")
     assert found.returncode == 0, found.stderr
 
 
 def test_a_field_that_kubernetes_does_not_know_would_be_found() -> None:
     (service, *_) = [each for each in chart.render() if each["kind"] == "Service"]
     service["spec"]["prots"] = service["spec"].pop("ports")
-    errors = _validator("1.28", "v1", "Service").iter_errors(service)
-    assert any("prots" in error.message for error in errors)
+    assert any("prots" in error for error in _errors([service], "1.28"))
+
+
+@pytest.mark.parametrize(
+    ("scenario", "kind"), [("keda", "ScaledObject"), ("tls", "GRPCRoute"), ("nodes", "LeaderWorkerSet")]
+)
+def test_so_would_one_that_a_custom_kind_does_not_know(scenario: str, kind: str) -> None:
+    found = next(each for each in chart.render(scenario=scenario) if each["kind"] == kind)
+    found["spec"]["tirggers"] = 1
+    assert any("tirggers" in error for error in _errors([found], "1.28"))
 
 
 def test_rendering_twice_gives_the_same() -> None:

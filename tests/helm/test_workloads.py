@@ -78,12 +78,18 @@ def test_a_slice_of_a_gpu_is_a_gpu_by_another_name() -> None:
 
 def test_every_role_is_made_by_one_template() -> None:
     pools = "[{name: default, options: {kvCacheMib: 64}}]"
-    found = objects(f"{{prefill: {{pools: {pools}}}, decode: {{pools: {pools}}}, unified: {{pools: {pools}}}}}")
-    texts = {
-        yaml.safe_dump(deployment(found, f"r-diptych-{role}")).replace(role, "ROLE")
-        for role in ("prefill", "decode", "unified")
-    }
+    roles = ("prefill", "decode", "unified", "encode")
+    found = objects("{" + ", ".join(f"{role}: {{pools: {pools}}}" for role in roles) + "}")
+    texts = {yaml.safe_dump(deployment(found, f"r-diptych-{role}")).replace(role, "ROLE") for role in roles}
     assert len(texts) == 1
+
+
+def test_a_pool_that_encodes_is_off_by_default_and_scaled_by_how_busy_it_is() -> None:
+    assert not objects().get("Deployment/r-diptych-encode")
+    found = objects("{workers: {autoscaling: {hpa: {enabled: true}}}, encode: {pools: [{name: default}]}}")
+    assert args(found, "r-diptych-encode")[0] == "encode"
+    (metric,) = found["HorizontalPodAutoscaler/r-diptych-encode"]["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] == "diptych_worker_prefill_busy_ratio"
 
 
 def test_a_pool_has_the_workers_values_and_its_own_over_them() -> None:

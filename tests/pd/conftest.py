@@ -65,7 +65,7 @@ PREFILL, DECODE = 11, 22
 RULES = TransferRules(integrity="always")
 PARTS = np.uint64(0x5A5A_5A5A_5A5A_5A5A)  # what parts of pages look like, before they are put together
 KvArray = np.ndarray[Any, np.dtype[Any]]
-NewModel = Callable[[int], tuple[KvArray, Runner]]  # by the number of pages
+NewModel = Callable[..., tuple[KvArray, Runner]]  # by the number of pages, and by `page_size` where they differ
 
 
 def null_model(num_pages: int, page_size: int = PAGE) -> tuple[KvArray, Runner]:
@@ -185,7 +185,7 @@ class Pair:
         decode_pages: int = 64,
         max_step_tokens: int = 16,
         context_len: int = CONTEXT,
-        model: NewModel = null_model,
+        model: NewModel | tuple[NewModel, ...] = null_model,
         grammars: GrammarThread | None = None,
         scheduling: Scheduling | None = None,
         overlap: bool = False,
@@ -196,13 +196,13 @@ class Pair:
         vocab_size: int = VOCAB,
         page_sizes: tuple[int, int] | None = None,
         in_parts: bool = False,
-        pages_per_state: int = 0,
+        pages_per_state: int | tuple[int, int] = 0,
         windows: WindowPages = NO_WINDOWS,
         num_slots: int = 0,
         drafter: Drafter | None = None,
         watched: WatchedLayers = NOTHING_WATCHED,
     ) -> None:
-        """Other `page_sizes` are for the null model. `in_parts`: what lands is nonsense until it is unpacked.
+        """With `page_sizes`, `model` is asked for one of each. `in_parts`: what lands is nonsense until it is unpacked.
 
         `num_slots`: of adapters, on each side; 0: enough.
         """
@@ -216,15 +216,34 @@ class Pair:
             prompt_cost=prompt_cost,
             watched=watched,
         )
-        models = [partial(null_model, page_size=size) for size in page_sizes] if page_sizes else [model, model]
+        models = model if isinstance(model, tuple) else (model, model)
         sizes = page_sizes or (PAGE, PAGE)
-        beside: dict[str, Any] = {"pages_per_state": pages_per_state, "windows": windows}
+        if page_sizes:
+            models = tuple(partial(each, page_size=size) for each, size in zip(models, sizes, strict=True))
+        per_state = (pages_per_state,) * 2 if isinstance(pages_per_state, int) else pages_per_state
         turns = [AdapterTurns(num_slots) if num_slots else ENOUGH_SLOTS for _ in range(2)]
         self.prefill = Side(
-            PrefillCore, prefill_pages, models[0], limits, rules, page_size=sizes[0], turns=turns[0], **beside
+            PrefillCore,
+            prefill_pages,
+            models[0],
+            limits,
+            rules,
+            page_size=sizes[0],
+            pages_per_state=per_state[0],
+            windows=windows,
+            turns=turns[0],
         )
         decode_core = partial(DecodeCore, drafter=drafter)
-        self.decode = Side(decode_core, decode_pages, models[1], limits, page_size=sizes[1], turns=turns[1], **beside)
+        self.decode = Side(
+            decode_core,
+            decode_pages,
+            models[1],
+            limits,
+            page_size=sizes[1],
+            pages_per_state=per_state[1],
+            windows=windows,
+            turns=turns[1],
+        )
         self.in_parts = in_parts
         self.fail_next_unpacking = False
         self._overlapped = self._overlap_decode() if overlap else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,27 +11,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from answers import NUM_PAGES, VOCAB, WAYS, Answer, alone, answer_in, model_on, tokens
 from every_kind import Scripted
-from stepped_engine import local_core
 
-from diptych.checkpoints.source import open_model
-from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult, WaitForResult
-from diptych.engine.values.events import Emit, EmitTokens, Start
-from diptych.engine.values.limits import Limits
-from diptych.engine.values.request import new_request
-from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.watched_layers import WatchedLayers
 from diptych.generation.attention_tokens import NOBODY, AttentionWish, TokenAttention, join
 from diptych.generation.output import FailureCode, Output
 from diptych.generation.sampling_params import SamplingParams
 
-VOCAB: Final = 321  # of the tiny model
-PAGE_SIZE: Final = 4
-NUM_PAGES: Final = 256
-STEP_TOKENS: Final = 24  # longer prompts are cut
 NUM_MADE: Final = 6
 WATCHED: Final = WatchedLayers((0, 1))
 PROMPTS: Final = [np.random.default_rng(size).integers(0, VOCAB, size).tolist() for size in (2, 9, 70)]
@@ -39,8 +29,8 @@ WISHES: Final = [
     AttentionWish(top_k=3, layers=(1, 0)),
     AttentionWish(top_k=8, layers=(0,), window=6),
 ]
-Asked = Sequence[tuple[list[int], SamplingParams]]
-Answer = Callable[..., dict[int, list[Output]]]
+
+by_one = partial(alone, watched=WATCHED)
 
 
 class Recorded:
@@ -67,10 +57,8 @@ class Recorded:
 @pytest.fixture(scope="module")
 def new_model(tiny_folder: Path) -> Callable[[int], tuple[Any, Recorded]]:
     def build(num_pages: int) -> tuple[Any, Recorded]:
-        source = open_model(str(tiny_folder))
-        layout = ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE_SIZE, dtype="float32")
-        kv = np.full(layout.shape, np.nan, np.float32)
-        return kv, Recorded(ModelRunner(source, torch.from_numpy(kv), dtype="float32"))
+        kv, runner = model_on(tiny_folder, num_pages)
+        return kv, Recorded(runner)
 
     return build
 
@@ -85,59 +73,9 @@ def params(wish: AttentionWish | None, **fields: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": NUM_MADE, "temperature": 0.0, "attention": wish, **fields})
 
 
-def one_by_one(core: SchedulerCore, runner: Any) -> Stepping:
-    return SynchronousStepping(core, runner, lambda: 0.0)
-
-
-def overlapped(core: SchedulerCore, runner: Any) -> Stepping:
-    return OverlappedStepping(core, TpModelWorkerClient(runner), lambda: 0.0)
-
-
-def alone(runner: Any, asked: Asked, rounds: int = 1, num_prior: int = 0, new_stepping: Any = one_by_one) -> Any:
-    cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256)
-    core = local_core(cache, Limits(256, VOCAB, frozenset(), STEP_TOKENS, 16, watched=WATCHED))
-    stepping = new_stepping(core, runner)
-    for _ in range(rounds):
-        answers: dict[int, list[Output]] = {room: [] for room in range(len(asked))}
-        for room, (prompt, chosen) in enumerate(asked):
-            core.handle(Start(new_request(room, np.array(prompt), chosen, num_prior_output_tokens=num_prior)), 0.0)
-        while stepping.advance(lambda: None):
-            pass
-        for effect in core.pop_effects():
-            assert isinstance(effect, Emit | EmitTokens)
-            for output in effect.outputs() if isinstance(effect, EmitTokens) else [effect.output]:
-                answers[output.room].append(output)
-    stepping.close()
-    return answers
-
-
-@pytest.fixture(params=["one worker", "one worker, overlapped", "a pair"])
+@pytest.fixture(params=WAYS)
 def answer(request: pytest.FixtureRequest, new_model: Any, make_pair: Any) -> Answer:
-    """All that is said of each request; with `rounds` the same is asked again, and the last answers count."""
-    if request.param != "a pair":
-        stepping = one_by_one if request.param == "one worker" else overlapped
-        return lambda asked, **how: alone(new_model(NUM_PAGES)[1], asked, new_stepping=stepping, **how)
-
-    def by_pair(asked: Asked, rounds: int = 1, num_prior: int = 0) -> dict[int, list[Output]]:
-        sizes = {"prefill_pages": NUM_PAGES, "decode_pages": NUM_PAGES, "max_step_tokens": STEP_TOKENS}
-        pair = make_pair(**sizes, model=new_model, vocab_size=VOCAB, watched=WATCHED)
-        first_room = 1
-        for first_room in range(1, 1 + rounds * len(asked), len(asked)):
-            for room, (prompt, chosen) in enumerate(asked, first_room):
-                pair.start_with(chosen, room, prompt, num_prior)
-            pair.run()
-        pair.assert_clean()
-        prefill, decode = pair.prefill.outputs, pair.decode.outputs
-        return {
-            room - first_room: [output for output in prefill[room] if output.token_ids] + decode[room]
-            for room in range(first_room, first_room + len(asked))
-        }
-
-    return by_pair
-
-
-def tokens(outputs: Sequence[Output]) -> list[int]:
-    return [token_id for output in outputs for token_id in output.token_ids]
+    return answer_in(request.param, new_model, make_pair, watched=WATCHED)
 
 
 def told(outputs: Sequence[Output]) -> TokenAttention:
@@ -212,8 +150,8 @@ def test_drafts_that_come_true_are_told_of_as_other_tokens(new_model: Any, make_
 def test_tokens_do_not_change_and_steps_carry_nothing_where_nobody_asks(new_model: Any) -> None:
     _, silent = new_model(NUM_PAGES)
     _, asking = new_model(NUM_PAGES)
-    without = alone(silent, [(prompt, params(None, logprobs=1)) for prompt in PROMPTS])
-    withal = alone(asking, [(prompt, params(WISHES[0], logprobs=1)) for prompt in PROMPTS])
+    without = by_one(silent, [(prompt, params(None, logprobs=1)) for prompt in PROMPTS])
+    withal = by_one(asking, [(prompt, params(WISHES[0], logprobs=1)) for prompt in PROMPTS])
     assert all(batch.attention is None for batch in silent.batches)
     assert all(result.attention is None for result in silent.results)
     assert any(batch.attention is not None for batch in asking.batches)

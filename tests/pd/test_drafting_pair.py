@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import eagle_heads
+import pytest
 import sure_next_layer
 from every_kind import prompt_of
 from greedy_text import generate
@@ -45,10 +47,15 @@ def test_workers_with_draft_layers_pair_and_give_the_same_tokens_either_way(tiny
         assert sum(counts.verified) >= sum(counts.accepted) > 0
 
 
-def test_workers_whose_model_predicts_one_token_more_give_the_same_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["mtp", "eagle"])
+def test_workers_that_guess_by_hidden_rows_give_the_same_tokens(tmp_path: Path, source: str) -> None:
     """Both ranks are told the hidden row of the prompt's last token, so the first guess is right, too."""
-    folder = sure_next_layer.write(tmp_path / "sure", sure_next_layer.by_rows)
-    engine = EngineOptions(model=str(folder), kv_cache_mib=16, max_step_tokens=128, page_size=16, speculate="mtp")
+    if source == "mtp":
+        folder, speculate = sure_next_layer.write(tmp_path / "sure", sure_next_layer.by_rows), source
+    else:
+        folder, head = eagle_heads.sure_folders(tmp_path, eagle_heads.by_rows)
+        speculate = f"eagle:{head}"
+    engine = EngineOptions(model=str(folder), kv_cache_mib=16, max_step_tokens=128, page_size=16, speculate=speculate)
 
     async def run() -> tuple[list[int], WorkerStatus]:
         async with SchedulerPair(engine, RULES, decode_engine=replace(engine, tp=2)) as pair:
@@ -58,5 +65,5 @@ def test_workers_whose_model_predicts_one_token_more_give_the_same_tokens(tmp_pa
     said, status = asyncio.run(run())
     last = prompt_of(1)[-1]
     assert said == [(last + (at + 1) * sure_next_layer.SUCCESSOR) % 321 for at in range(NUM_TOKENS)]
-    [counts] = [each for each in status.drafting.sources if each.source == "mtp"]
+    [counts] = [each for each in status.drafting.sources if each.source == source]
     assert sum(counts.verified) == sum(counts.accepted) > 0

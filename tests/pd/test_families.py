@@ -1,9 +1,14 @@
-"""Every model family, computed by two workers: the tokens are those of one worker, and those of transformers."""
+"""A model of each kind of memory, computed by two workers: the tokens are those of one worker, and of transformers.
+
+What a family computes is the same in any batch and however its prompt is cut (`tests/engine/runner/test_families.py`);
+what is handed over, evicted and found again depends on how its memory is laid out alone.
+"""
 
 from __future__ import annotations
 
 import math
 import random
+import re
 import select
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +20,10 @@ import pytest
 import torch
 from stepped_engine import local_core
 
+from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.source import ModelSource, open_model
+from diptych.engine.cache.host_pages import HostPages
+from diptych.engine.cache.host_tier import HostTier
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.page_ids import PROOF_NBYTES, groups
 from diptych.engine.cache.tier import Tier
@@ -27,7 +35,7 @@ from diptych.engine.tiers.page_files import PageFiles
 from diptych.engine.tiers.page_format import terms_digest
 from diptych.engine.tiers.segments import SegmentFormat
 from diptych.engine.values.events import Emit, EmitTokens, Start
-from diptych.engine.values.kv_regions import pages_per_state, window_pages
+from diptych.engine.values.kv_regions import has_unlike_groups, kv_regions, kv_shape, pages_per_state, window_pages
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import new_request
 from diptych.engine.values.scheduler_core import SchedulerCore
@@ -38,6 +46,30 @@ NUM_PAGES = 512
 FEW_PAGES = 64  # too few for all requests at once
 STEP_TOKENS = 24  # most prompts are cut
 NEVER = 1 << 30
+MEMORIES = (
+    *("llama", "mixtral"),  # keys and values of all tokens
+    *("mistral", "gpt oss", "gemma3, groups of windows of which the last is not full"),  # of windows
+    *("llama 4", "gemma4, windows and wide heads", "gemma4, experts beside a network"),  # of chunks; of two kinds
+    "gemma4, groups of layers with heads of two widths",
+    "gemma4, borrowed keys, wide networks, inputs of each layer",
+    *("deepseek v3", "deepseek v3.2"),  # latents, and keys of an indexer
+    "mistral large 4 with images, layers that share a choice, or latents, or both; groups",
+    *("qwen3 next", "lfm2", "nemotron h", "kimi linear"),  # states beside them
+)
+of_memories = pytest.mark.parametrize("family_model", MEMORIES, indirect=True)
+
+
+def test_every_kind_of_memory_that_a_family_has_is_among_them(family_configs: dict[str, ModelConfig]) -> None:
+    assert {kind(config) for config in family_configs.values()} == {
+        kind(family_configs[name]) for name in MEMORIES if name in family_configs
+    }
+
+
+def kind(config: ModelConfig) -> tuple[Any, ...]:
+    """Return what is handed over in words without numbers, and how it lies in pages."""
+    borrows = any(not config.keeps(layer) for layer in config.attention_layers)
+    shape = re.sub(r"\d+", "n", kv_shape(config))
+    return shape, len(kv_regions(config, "float32")), has_unlike_groups(config), bool(config.chunked), borrows
 
 
 @pytest.fixture
@@ -68,6 +100,7 @@ def few_pages(beside: dict[str, Any]) -> int:
     return num_pages
 
 
+@of_memories
 def test_a_pair_generates_the_tokens_and_scores_of_transformers_also_from_cached_prefixes(
     family_model: Any, new_model: Any, beside: dict[str, Any], make_pair: Any
 ) -> None:
@@ -103,6 +136,7 @@ def num_live(num_tokens: int, beside: dict[str, Any]) -> int:
     return -(-num_tokens // PAGE_SIZE) + windows + int(beside["pages_per_state"])
 
 
+@of_memories
 def test_requests_that_are_replayed_in_mid_stream_go_on_with_the_same_tokens(
     family_model: Any, new_model: Any, beside: dict[str, Any], make_pair: Any
 ) -> None:
@@ -120,6 +154,7 @@ def test_requests_that_are_replayed_in_mid_stream_go_on_with_the_same_tokens(
     pair.assert_clean()
 
 
+@of_memories
 def test_a_pair_whose_requests_are_retracted_at_random_generates_the_same_tokens(
     family_model: Any, new_model: Any, beside: dict[str, Any], few_pages: int, make_pair: Any, squeeze: Any
 ) -> None:
@@ -148,10 +183,13 @@ def move(pair: Any) -> bool:
     return any([pair.deliver(pair.decode), pair.step(pair.prefill), pair.deliver(pair.prefill), pair.step(pair.decode)])
 
 
-def test_one_worker_generates_the_tokens_of_transformers_also_from_cached_prefixes_and_from_files(
+@of_memories
+def test_one_worker_generates_the_tokens_of_transformers_also_from_every_tier(
     family_model: Any, new_model: Any, beside: dict[str, Any], tmp_path: Path
 ) -> None:
-    """In the second round prompts are cached; in the third, the next turns, a later process has but the files."""
+    """In the second round prompts are cached. In the next turns what was is in host memory alone, or a later life has
+    nothing but the files, whatever a family keeps of a text.
+    """
     pool, runner = new_model(NUM_PAGES)
     files = page_files(pool, family_model, tmp_path)
     tier = FileTier(files)
@@ -169,6 +207,16 @@ def test_one_worker_generates_the_tokens_of_transformers_also_from_cached_prefix
     )
     alone = local_core(new_cache(NUM_PAGES, beside), Limits(256, 200, frozenset(), STEP_TOKENS, 16))
     expected = aggregated(alone, runner, next_turns, lambda: None)
+
+    memory = pool.reshape(-1).view(np.uint8)
+    copier = HostPages(memory.data, len(memory) // NUM_PAGES, NUM_PAGES)
+    cache = new_cache(NUM_PAGES, beside, [HostTier(NUM_PAGES, copier)])
+    core = local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16))
+    assert aggregated(core, runner, family_model, lambda: None) == family_model.outputs
+    cache._evict(cache.num_available)
+    pool[:] = np.nan
+    assert aggregated(core, runner, next_turns, lambda: None) == expected
+    assert cache.moves.num_restored > len(family_model.prompts)
     pool[:] = np.nan
 
     files = page_files(pool, family_model, tmp_path)
@@ -190,6 +238,7 @@ def test_one_worker_generates_the_tokens_of_transformers_also_from_cached_prefix
     tier.close()
 
 
+@of_memories
 def test_one_worker_that_retracts_at_random_generates_the_same_tokens(
     family_model: Any, new_model: Any, beside: dict[str, Any], few_pages: int, squeeze: Any
 ) -> None:

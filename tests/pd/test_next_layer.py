@@ -9,6 +9,17 @@ import numpy as np
 import pytest
 import sure_next_layer
 import torch
+from draft_models import AskAlways
+from eagle_heads import (
+    HEAD_DIM,
+    AskHead,
+    Folders,
+    by_keys,
+    open_both,
+    random_folders,
+    runner_with_head,
+    sure_folders,
+)
 from guessing_pair import PAGE, VOCAB, GuessingPair, Pair, go_on, greedy, said_in_mid_stream
 from next_layers import AskNextLayer, random_folder, runner_with_next, with_next
 from sure_next_layer import by_rows
@@ -31,12 +42,17 @@ def plain_runner(source: ModelSource, kv: torch.Tensor) -> ModelRunner:
 def served(byte_tokenizer: Tokenizer, make_pair: type[Pair]) -> Any:
     grammars = GrammarThread(lambda: Compiler(byte_tokenizer, VOCAB, [0]))
 
-    def serve(folder: Path, *, guesses: bool, **options: Any) -> GuessingPair:
-        source = open_model(str(folder))
-        drafter = AskNextLayer() if guesses else None
-        new_runner = runner_with_next if guesses else plain_runner
-        source = with_next(source) if guesses else source
-        return GuessingPair(make_pair, source, new_runner, drafter, grammars=grammars, **options)
+    def serve(model: Path | Folders, *, guesses: bool, **options: Any) -> GuessingPair:
+        new_drafter: type[AskAlways]
+        if isinstance(model, Folders):
+            source, (beside, _) = open_model(str(model.model)), open_both(model)
+            new_drafter, guessing = AskHead, runner_with_head(model)
+        else:
+            source = open_model(str(model))
+            beside, new_drafter, guessing = with_next(source), AskNextLayer, runner_with_next
+        if not guesses:
+            return GuessingPair(make_pair, source, plain_runner, None, grammars=grammars, **options)
+        return GuessingPair(make_pair, beside, guessing, new_drafter(), grammars=grammars, **options)
 
     yield serve
     grammars.close()
@@ -52,9 +68,24 @@ def sure(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sure_next_layer.write(tmp_path_factory.mktemp("models") / "sure", by_rows)
 
 
-def test_a_pair_answers_the_same_and_hands_over_one_layer_more(served: Any, latent: Path) -> None:
+@pytest.fixture(scope="module")
+def sure_head(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """A head that looks at what it has kept of the token before."""
+    return sure_folders(tmp_path_factory.mktemp("models"), by_keys)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Folders:
+    return random_folders(tmp_path_factory.mktemp("models"), tiny_folder)
+
+
+@pytest.mark.parametrize("model", ["latent", "head"])
+def test_a_pair_answers_the_same_and_hands_over_one_layer_more(
+    served: Any, model: str, request: pytest.FixtureRequest
+) -> None:
     """So it does where requests are replayed in mid-stream."""
-    plain, guessed = (served(latent, guesses=guesses) for guesses in (False, True))
+    folder = request.getfixturevalue(model)
+    plain, guessed = (served(folder, guesses=guesses) for guesses in (False, True))
     assert guessed.answers == plain.answers
     assert guessed.came[1] > 60
     assert (
@@ -62,31 +93,35 @@ def test_a_pair_answers_the_same_and_hands_over_one_layer_more(served: Any, late
     )  # prefixes are found as before
     assert guessed.pair.num_written == plain.pair.num_written
     nbytes = [each.pair.prefill.kv[0].nbytes for each in (plain, guessed)]
-    assert nbytes[1] - nbytes[0] == PAGE * plain.source.config.head_dim * 4  # latents of one layer
+    kept = plain.source.config.head_dim if model == "latent" else 2 * 2 * HEAD_DIM
+    assert nbytes[1] - nbytes[0] == PAGE * kept * 4  # of one layer, which is as those of the model
     said = said_in_mid_stream(plain.answers)
-    assert go_on(served(latent, guesses=True, said=said).answers, said, plain.answers)
+    assert go_on(served(folder, guesses=True, said=said).answers, said, plain.answers)
 
 
-def test_it_guesses_right_from_the_second_step_on_where_no_row_came(served: Any, sure: Path) -> None:
+@pytest.mark.parametrize("model", ["sure", "sure_head"])
+def test_it_guesses_right_from_the_second_step_on_where_no_row_came(
+    served: Any, model: str, request: pytest.FixtureRequest
+) -> None:
     """Prefill sends no row here, as no drafter is beside it: it is at the worker that computed the prompt."""
-    came, compared = served(sure, guesses=True, params_of=greedy).came
+    came, compared = served(request.getfixturevalue(model), guesses=True, params_of=greedy).came
     assert came == compared > 100
 
 
 def test_a_layer_that_did_not_come_guesses_otherwise_and_changes_no_answer(
-    served: Any, latent: Path, make_pair: type[Pair], monkeypatch: pytest.MonkeyPatch
+    served: Any, head: Folders, make_pair: type[Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where only a model's own layers were sent."""
-    right = served(latent, guesses=True, params_of=greedy, rules=UNCHECKED)
+    right = served(head, guesses=True, params_of=greedy, rules=UNCHECKED)
     write = make_pair._write
 
     def losing(pair: Pair, side: Any, other: Any, effect: Any) -> Any:
         written = write(pair, side, other, effect)
-        last_layer = other.kv.shape[1] * 2 // 3
-        other.kv[np.asarray(effect.write.dst), last_layer:] = 0
+        pages = other.kv.reshape(len(other.kv), -1)
+        pages[np.asarray(effect.write.dst), pages.shape[1] * 4 // 5 :] = 0  # behind the model's four layers
         return written
 
     monkeypatch.setattr(make_pair, "_write", losing)
-    guessed = served(latent, guesses=True, params_of=greedy, rules=UNCHECKED)
+    guessed = served(head, guesses=True, params_of=greedy, rules=UNCHECKED)
     assert guessed.answers == right.answers
     assert guessed.drafter.guesses != right.drafter.guesses

@@ -129,6 +129,28 @@ def test_states_go_both_ways_between_two_workers_of_several_ranks_and_are_begun_
     asyncio.run(run())
 
 
+def test_states_go_to_pages_of_another_size_and_are_begun_with(tiny_recurrent_folder: Path) -> None:
+    """The second prompt goes on behind the first, of which decode has the text, and prefill the state."""
+    prompt = [(31 + i * i) % 320 for i in range(600)]
+    prompts = [prompt, [*prompt, 5, 6, 7]]
+    outputs = [continued(tiny_recurrent_folder, each) for each in prompts]
+
+    async def run() -> None:
+        large, rules = options(tiny_recurrent_folder), TransferRules("always")
+        async with SchedulerPair(large, rules, decode_engine=replace(large, page_size=64)) as pair:
+            legs = [await pair.request(room, each, 5) for room, each in enumerate(prompts, 1)]
+            assert [prefill.token_ids + decode.token_ids for prefill, decode in legs] == outputs
+            assert legs[1][0].last is not None
+            assert legs[1][0].last.stats.cached_tokens == PAGE_SIZE
+            status = await pair.decode.ask_status()
+            per_state = status.pages_received - 10 - 1  # pages of the first prompt, and what the second one adds
+            assert per_state > 0
+            assert per_state % 2 == 0
+            assert (status.open_rooms, status.integrity_failures, list(status.problems)) == (0, 0, [])
+
+    asyncio.run(run())
+
+
 def test_a_role_changes_without_a_reload_and_the_link_serves_the_new_one(
     tiny_folder: Path, expected: list[list[int]]
 ) -> None:

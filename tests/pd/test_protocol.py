@@ -22,12 +22,14 @@ from simulation.play import MOODS, Game, Mood, seeded
 from diptych.decode import phases as decode_phases
 from diptych.engine.values.window_pages import WindowPages
 from diptych.prefill import phases as prefill_phases
+from diptych.unified.core import UnifiedCore
 
 SEEDS = range(2 * len(MOODS))
 MOVES = 5800
 STATE_SEEDS, STATE_MOVES = range(2 * len(MOODS)), 1000
 HOST_SEEDS, HOST_MOVES = range(len(MOODS)), 1500
 WINDOW_SEEDS, WINDOW_MOVES = range(2 * len(MOODS)), 600
+UNLIKE_SEEDS, UNLIKE_MOVES = range(2 * len(MOODS)), 600
 PULL_SEEDS, PULL_MOVES = range(2 * len(MOODS)), 900
 WINDOWS = (WindowPages(1, 5), WindowPages(2, 3), WindowPages(3, 8, is_chunked=True))
 REPLAYED = os.environ.get("DIPTYCH_PROTOCOL_SEED")
@@ -98,6 +100,17 @@ def test_no_rule_is_broken_where_layers_with_a_window_have_pages_of_their_own(se
     assert sum(attempt.decode.has_finished for attempt in game.cluster.attempts.values()) > 1
 
 
+@pytest.mark.parametrize("seed", UNLIKE_SEEDS)
+def test_no_rule_is_broken_where_pages_are_of_two_sizes(seed: int) -> None:
+    """Tokens are regrouped, and states go byte by byte: what is acknowledged is right, whatever was passed before."""
+    beside: dict[str, Any] = ({}, {"pages_per_state": 2}, {"windows": WINDOWS[seed % 2]}, {"windows": WINDOWS[2]})[
+        seed % 4
+    ]
+    game = seeded(seed, page_sizes=((2, 4), (4, 8), (4, 2), (8, 4), (3, 5))[seed % 5], **beside)
+    game.run(UNLIKE_MOVES)
+    assert sum(attempt.decode.has_finished for attempt in game.cluster.attempts.values()) > 1
+
+
 @pytest.mark.parametrize("seed", HOST_SEEDS)
 def test_no_rule_is_broken_where_evicted_pages_go_to_host_memory_and_take_their_time(seed: int) -> None:
     """Pages that a peer writes, or that are sent, are never those of a copy; whoever waits for one may go."""
@@ -113,7 +126,7 @@ def test_no_rule_is_broken_where_evicted_pages_go_to_host_memory_and_take_their_
 def test_no_rule_is_broken_where_prefixes_are_pulled(seed: int, pulled: dict[str, float]) -> None:
     """From whoever is said to have them: they may be gone, evicted, cut off, late, damaged, or on another worker.
 
-    Or from who leaves, and offers them.
+    Or from who leaves, and offers them; or from who has made an output that called a tool.
     """
     beside: dict[str, Any] = ({}, {}, {"windows": WINDOWS[seed % len(WINDOWS)]}, {"num_host_slots": 12})[seed % 4]
     game = seeded(seed, pulls=True, **beside)
@@ -121,13 +134,15 @@ def test_no_rule_is_broken_where_prefixes_are_pulled(seed: int, pulled: dict[str
     for worker in game.cluster.workers.values():
         for name, count in asdict(worker.core.report().counts).items():
             pulled[name] = pulled.get(name, 0) + count
+        assert isinstance(worker.core, UnifiedCore)
+        pulled["ahead"] = pulled.get("ahead", 0) + worker.core._ahead.report().counts.pages_given
 
 
 def test_the_games_have_seen_every_end_of_a_pull(pulled: dict[str, float], request: pytest.FixtureRequest) -> None:
     if len(request.session.items) < len(PULL_SEEDS):
         pytest.skip("not all games were played")
     of_pulls = "pages_pulled", "pages_lent", "pulls_refused", "pulls_missed", "pulls_wrong"
-    for name in (*of_pulls, "pages_given", "pages_taken", "offers_declined"):
+    for name in (*of_pulls, "pages_given", "pages_taken", "offers_declined", "ahead"):
         assert pulled[name] > 0, name
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,29 +12,38 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from answers import (
+    NUM_PAGES,
+    PAGE_SIZE,
+    STEP_TOKENS,
+    VOCAB,
+    WAYS,
+    Answer,
+    alone,
+    answer_in,
+    model_on,
+    one_by_one,
+    overlapped,
+    tokens,
+)
 from stepped_engine import local_core
 
-from diptych.checkpoints.source import open_model
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
+from diptych.engine.scheduler.stepping import Stepping
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult, WaitForResult
-from diptych.engine.values.events import Emit, EmitTokens, Start
+from diptych.engine.values.events import Start
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import new_request
-from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs, join
 from diptych.generation.output import FailureCode, Output
 from diptych.generation.sampling_params import SamplingParams
 
-VOCAB = 321  # of the tiny model
-PAGE_SIZE = 4
-NUM_PAGES = 256
-STEP_TOKENS = 24  # longer prompts are cut
+EOS_IDS: Final = frozenset({5})
 PROMPTS: Final = [np.random.default_rng(size).integers(0, VOCAB, size).tolist() for size in (1, 9, 40, 70)]
-Answers = dict[int, list[Output]]
-Answer = Callable[..., Answers]
+
+by_one = partial(alone, eos_ids=EOS_IDS)
 
 
 class FailingRunner:
@@ -59,14 +69,7 @@ class FailingRunner:
 @pytest.fixture
 def new_model(tiny_folder: Path) -> Callable[[int], tuple[Any, ModelRunner]]:
     """By the number of pages: a pool, and the runner on it."""
-
-    def build(num_pages: int) -> tuple[Any, ModelRunner]:
-        source = open_model(str(tiny_folder))
-        layout = ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE_SIZE, dtype="float32")
-        kv = np.full(layout.shape, np.nan, np.float32)
-        return kv, ModelRunner(source, torch.from_numpy(kv), dtype="float32")
-
-    return build
+    return lambda num_pages: model_on(tiny_folder, num_pages)
 
 
 @pytest.fixture(scope="module")
@@ -79,76 +82,9 @@ def params(**fields: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 12, "temperature": 0.0, **fields})
 
 
-def one_by_one(core: SchedulerCore, runner: Any) -> Stepping:
-    return SynchronousStepping(core, runner, lambda: 0.0)
-
-
-def overlapped(core: SchedulerCore, runner: Any) -> Stepping:
-    return OverlappedStepping(core, TpModelWorkerClient(runner), lambda: 0.0)
-
-
-def aggregated(
-    runner: Any,
-    asked: Sequence[tuple[list[int], SamplingParams]],
-    num_prior: int = 0,
-    rounds: int = 1,
-    new_stepping: Callable[[SchedulerCore, Any], Stepping] = one_by_one,
-) -> Answers:
-    cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256)
-    core = local_core(cache, Limits(256, VOCAB, frozenset({5}), STEP_TOKENS, 16))
-    stepping = new_stepping(core, runner)
-    for _ in range(rounds):
-        answers: Answers = {room: [] for room in range(len(asked))}
-        for room, (prompt, chosen) in enumerate(asked):
-            core.handle(Start(new_request(room, np.array(prompt), chosen, num_prior_output_tokens=num_prior)), 0.0)
-        while stepping.advance(lambda: None):
-            pass
-        for effect in core.pop_effects():
-            assert isinstance(effect, Emit | EmitTokens)
-            for output in effect.outputs() if isinstance(effect, EmitTokens) else [effect.output]:
-                answers[output.room].append(output)
-    stepping.close()
-    assert cache.audit(core.report().holders) == []
-    return answers
-
-
-@pytest.fixture(params=["one worker", "one worker, overlapped", "a pair"])
+@pytest.fixture(params=WAYS)
 def answer(request: pytest.FixtureRequest, new_model: Any, make_pair: Any) -> Answer:
-    """`answer([(prompt, params), ...])`: everything that is said of each request, in the order of its tokens.
-
-    With `rounds` the same is asked again when all is answered; the last answers count.
-    """
-    if request.param == "one worker":
-        return lambda asked, **options: aggregated(new_model(NUM_PAGES)[1], asked, **options)
-    if request.param == "one worker, overlapped":
-        return lambda asked, **options: aggregated(new_model(NUM_PAGES)[1], asked, new_stepping=overlapped, **options)
-
-    def by_pair(asked: Sequence[tuple[list[int], SamplingParams]], num_prior: int = 0, rounds: int = 1) -> Answers:
-        pair = make_pair(
-            prefill_pages=NUM_PAGES,
-            decode_pages=NUM_PAGES,
-            max_step_tokens=STEP_TOKENS,
-            model=new_model,
-            eos_ids=frozenset({5}),
-            vocab_size=VOCAB,
-        )
-        first_room = 1
-        for first_room in range(1, 1 + rounds * len(asked), len(asked)):
-            for room, (prompt, chosen) in enumerate(asked, first_room):
-                pair.start_with(chosen, room, prompt, num_prior)
-            pair.run()
-        pair.assert_clean()
-        prefill, decode = pair.prefill.outputs, pair.decode.outputs
-        return {
-            room - first_room: [output for output in prefill[room] if output.token_ids] + decode[room]
-            for room in range(first_room, first_room + len(asked))
-        }
-
-    return by_pair
-
-
-def tokens(outputs: Sequence[Output]) -> list[int]:
-    return [token_id for output in outputs for token_id in output.token_ids]
+    return answer_in(request.param, new_model, make_pair, eos_ids=EOS_IDS)
 
 
 def logprobs(outputs: Sequence[Output]) -> TokenLogprobs:
@@ -245,7 +181,7 @@ RANDOM: Final = [
 def test_a_seed_fixes_the_output_whatever_else_runs_and_wherever(answer: Answer, new_model: Any) -> None:
     asked = [(prompt, chosen) for chosen in RANDOM for prompt in PROMPTS[1:3]]
     runner = new_model(NUM_PAGES)[1]
-    alone = [tokens(aggregated(runner, [one])[0]) for one in asked]
+    alone = [tokens(by_one(runner, [one])[0]) for one in asked]
     together = answer(asked)
     assert [tokens(together[room]) for room in range(len(asked))] == alone
     assert len({tuple(made) for made in alone}) == len(asked)
@@ -255,7 +191,7 @@ def test_a_replay_continues_with_the_same_tokens(answer: Answer, new_model: Any)
     """The prompt's tail is output of an earlier attempt: it counts for penalties, and positions go on."""
     prompt, num_prior = PROMPTS[2], 4
     runner = new_model(NUM_PAGES)[1]
-    whole = [tokens(aggregated(runner, [(prompt, chosen)])[0]) for chosen in RANDOM]
+    whole = [tokens(by_one(runner, [(prompt, chosen)])[0]) for chosen in RANDOM]
     for chosen, made in zip(RANDOM, whole, strict=True):
         rest = dataclasses.replace(chosen, max_tokens=12 - num_prior, min_tokens=max(0, chosen.min_tokens - num_prior))
         replayed = answer([(prompt + made[:num_prior], rest)], num_prior=num_prior)
@@ -268,7 +204,7 @@ def test_a_request_without_usable_logits_fails_alone(
     new_model: Any, make_pair: Any, bad_len: int, new_stepping: Callable[..., Stepping]
 ) -> None:
     """At its first token (9 prompt tokens), or later."""
-    expected = aggregated(new_model(NUM_PAGES)[1], [(prompt, params()) for prompt in PROMPTS])
+    expected = by_one(new_model(NUM_PAGES)[1], [(prompt, params()) for prompt in PROMPTS])
     failing: list[FailingRunner] = []
 
     def model(num_pages: int) -> Any:
@@ -281,7 +217,7 @@ def test_a_request_without_usable_logits_fails_alone(
         pair.start_with(params(), room + 1, prompt)
     pair.run()
     pair.assert_clean()
-    answers = aggregated(failing[0], [(prompt, params()) for prompt in PROMPTS], new_stepping=new_stepping)
+    answers = by_one(failing[0], [(prompt, params()) for prompt in PROMPTS], new_stepping=new_stepping)
     for room, prompt in enumerate(PROMPTS):
         fails = len(prompt) <= bad_len < len(prompt) + 12
         made = tokens(expected[room])[: bad_len - len(prompt)] if fails else tokens(expected[room])

@@ -193,7 +193,7 @@ def test_a_hand_off_says_which_tokens_of_which_groups_it_brings(
     ]
 
 
-@pytest.mark.parametrize("short", [{"first_token": 20}, {"end_token": 29}, {"kind": "state"}], ids=str)
+@pytest.mark.parametrize("short", [{"first_token": 22}, {"end_token": 29}, {"kind": "state"}], ids=str)
 def test_decode_refuses_what_is_of_other_tokens_or_groups_than_it_granted_pages_for(
     make_pair: type[Pair], monkeypatch: pytest.MonkeyPatch, short: dict[str, Any]
 ) -> None:

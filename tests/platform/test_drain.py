@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from greedy_streams import greedy_stream
 
 from diptych.common.trust.trust import TrustConfig
 
@@ -45,24 +45,9 @@ def platform(
     running.stop()
 
 
-def stream(platform: Platform, prompt: list[int], on_first: Callable[[], object] = lambda: None) -> list[int]:
-    """Return the output of a greedy stream that must end well. Calls `on_first` when it has begun."""
-    body = {"model": platform.model_id(), "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "stream": True}
-    connection = http.client.HTTPConnection(platform.url.removeprefix("http://"), timeout=200)
-    connection.request("POST", "/v1/completions", json.dumps({**body, "ignore_eos": True, "return_token_ids": True}))
-    answer = connection.getresponse()
-    first = answer.readline()
-    on_first()
-    lines = (first + answer.read()).decode().split("\n\n")
-    connection.close()
-    assert lines[-2:] == ["data: [DONE]", ""], lines[-3:]
-    choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]
-    return [token for choice in choices for token in choice.get("token_ids") or ()]
-
-
 def answers_of(platform: Platform) -> list[list[int]]:
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:
-        return list(pool.map(partial(stream, platform), PROMPTS))
+        return list(pool.map(partial(greedy_stream, platform, num_tokens=NUM_TOKENS), PROMPTS))
 
 
 @contextmanager
@@ -74,7 +59,7 @@ def traffic(platform: Platform, expected: list[list[int]]) -> Iterator[None]:
     def ask(client: int) -> None:
         number = client % len(PROMPTS)
         while not over.is_set():
-            assert stream(platform, PROMPTS[number], begun.release) == expected[number]
+            assert greedy_stream(platform, PROMPTS[number], NUM_TOKENS, begun.release) == expected[number]
 
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:
         clients = [pool.submit(ask, client) for client in range(NUM_CLIENTS)]
@@ -141,7 +126,7 @@ def test_members_leave_under_streams_and_nobody_notices(platform: Platform, wait
 
     prefill = of_role(platform, "ROLE_PREFILL")[0].instance
     with ThreadPoolExecutor(1) as pool:
-        outputs = pool.submit(lambda: [stream(platform, prompt) for prompt in PROMPTS[:3]])
+        outputs = pool.submit(lambda: [greedy_stream(platform, prompt, NUM_TOKENS) for prompt in PROMPTS[:3]])
         done = diptych(platform, "drain", f"{prefill.instance_id:016x}", "--deadline-s", "0.2")
         assert (done.returncode, done.stdout.splitlines()[-1].endswith(": empty")) == (0, True), done
         assert outputs.result() == expected[:3]

@@ -17,14 +17,23 @@ from diptych import lang
 from diptych.architectures.vision import VisionInput
 from diptych.checkpoints.source import open_model
 from diptych.common.members.roles import WORKER_ROLES
+from diptych.v1.bootstrap_pb2 import ROLE_ENCODE, ROLE_PREFILL
 
 pytestmark = pytest.mark.platform
 
 NUM_TOKENS = 6
 PHOTO, DRAWING = picture(100, 70, 1), picture(20, 37, 2)  # scaled down, and to multiples
+COUNTED = [
+    (ROLE_ENCODE, "images_encoded_total"),
+    (ROLE_PREFILL, "images_encoded_total"),
+    (ROLE_PREFILL, "images_pulled_total"),
+]
 HOW: dict[str, Any] = {"model": "", "temperature": 0, "max_tokens": NUM_TOKENS}
 EXTRA = {"ignore_eos": True, "return_token_ids": True}
-SHAPES = {"one worker": (0, 0, ("--unified", "1")), "a pair": (1, 1, ())}
+SHAPES = {
+    "one worker": (0, 0, ("--unified", "1")),
+    "a pair, and who encodes": (1, 1, ("--encode", "1")),
+}
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +84,16 @@ def wanted(model: VisionModel, vision: VisionInput, *parts: Any) -> list[int]:
 
 def num_encoded(platform: Any) -> int:
     """Return how many images all workers have encoded."""
+    return sum(counted(platform, role, "images_encoded") for role in WORKER_ROLES)
+
+
+def counted(platform: Any, role: int, what: str) -> int:
+    """Return what all workers of a role have counted."""
     total = 0
-    for worker in (each for each in platform.instances() if each.role in WORKER_ROLES):
+    for worker in (each for each in platform.instances() if each.role == role):
         with urllib.request.urlopen(f"http://{worker.metrics_address}/metrics", timeout=200) as answer:
             lines = answer.read().decode().splitlines()
-        total += sum(int(float(line.split()[-1])) for line in lines if "images_encoded" in line and line[0] != "#")
+        total += sum(int(float(line.split()[-1])) for line in lines if what in line and line[0] != "#")
     return total
 
 
@@ -90,6 +104,19 @@ def test_answers_are_those_of_transformers(
     assert answer.choices[0].token_ids == wanted(vision_model, vision, "See ", PHOTO, " and ", DRAWING)
     places = sum(vision.tokens_of(*vision.scaled(image.height, image.width)) for image in (PHOTO, DRAWING))
     assert answer.usage.prompt_tokens_details.image_tokens == places
+
+
+def test_where_there_is_an_encode_worker_it_encodes_and_its_rows_cross_to_who_computes_the_prompt(
+    platform: Any, client: openai.OpenAI, vision_model: VisionModel, vision: VisionInput
+) -> None:
+    if not any(each.role == ROLE_ENCODE for each in platform.instances()):
+        pytest.skip("there is none")
+    before = [counted(platform, *what) for what in COUNTED]
+    image = picture(70, 90, 11)
+    answer = ask(client, shown(image), text("And?"))
+    assert answer.choices[0].token_ids == wanted(vision_model, vision, image, "And?")
+    after = [counted(platform, *what) for what in COUNTED]
+    assert [now - then for now, then in zip(after, before, strict=True)] == [1, 0, 1]
 
 
 def test_the_order_of_images_matters(client: openai.OpenAI, vision_model: VisionModel, vision: VisionInput) -> None:
@@ -138,3 +165,16 @@ def test_what_is_no_image_is_refused(client: openai.OpenAI) -> None:
     part = {"type": "image_url", "image_url": {"url": data_url(b"no image")}}
     with pytest.raises(openai.BadRequestError, match="PNG, JPEG, WebP or GIF"):
         ask(client, part)
+
+
+def test_an_image_is_seen_when_the_worker_that_encodes_is_killed(
+    platform: Any, client: openai.OpenAI, vision_model: VisionModel, vision: VisionInput
+) -> None:
+    """At once, when routers think that it is there, and until another one is."""
+    if not platform.components("encode"):
+        pytest.skip("there is none")
+    platform.kill("encode")
+    for seed in (21, 22):
+        image = picture(70, 90, seed)
+        answer = ask(client, shown(image), text("And?"))
+        assert answer.choices[0].token_ids == wanted(vision_model, vision, image, "And?")

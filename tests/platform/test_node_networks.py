@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from diptych.common.lifecycle import PARENT_PID_VARIABLE
+from network_namespace import Network, held_network
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
 LEADER, OTHER = "10.78.0.1", "10.78.0.2"
-HOLD = "set -e; mount -t sysfs none /sys; ip link set lo up; echo done; exec cat"
 ASK = """
 import json, urllib.request
 body = {"model": "", "prompt": [1, 2, 3, 4, 5], "max_tokens": 6, "temperature": 0, "ignore_eos": True}
@@ -47,78 +42,35 @@ while True:
 """
 
 
-@dataclass
-class Network:
-    """One node's network, and what runs there."""
+OPTIONS = {"BOOTSTRAP": f"{LEADER}:7000", "OPEN_API": "1", "KV_CACHE_MIB": "8"}
 
-    pid: int
-    host: str
-    folder: Path
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def start(self, name: str, *arguments: str) -> None:
-        own = {"HOST": self.host, "BOOTSTRAP": f"{LEADER}:7000", "OPEN_API": "1", "KV_CACHE_MIB": "8"}
-        variables = {f"DIPTYCH_{each}": value for each, value in own.items()}
-        environment = {**os.environ, **variables, PARENT_PID_VARIABLE: str(os.getpid())}
-        command = [*self._enter, sys.executable, "-m", "diptych.cli", *arguments]
-        with self.log(name).open("wb") as log:
-            self.processes[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-
-    def log(self, name: str) -> Path:
-        return self.folder / name
-
-    def run(self, *command: str) -> str:
-        ended = subprocess.run([*self._enter, *command], capture_output=True, text=True, timeout=300)
-        logs = [f"== {log.name}\n{log.read_text()[-2000:]}" for log in self.folder.iterdir() if log.is_file()]
-        assert ended.returncode == 0, "\n".join([ended.stderr, *logs])
-        return ended.stdout
-
-    @contextlib.contextmanager
-    def streaming(self) -> Iterator[None]:
-        """Have a long answer under way; how it ends is not looked at."""
-        command = [*self._enter, sys.executable, "-c", STREAM]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as asking:
-            assert asking.stdout is not None
-            assert asking.stdout.readline() == b"token\n"
-            yield
-            asking.kill()
-
-    @property
-    def _enter(self) -> list[str]:
-        return ["nsenter", f"--target={self.pid}", "--net", "--mount"]
+@contextlib.contextmanager
+def streaming(network: Network) -> Iterator[None]:
+    """Have a long answer under way; how it ends is not looked at."""
+    command = network.command(sys.executable, "-c", STREAM)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as asking:
+        assert asking.stdout is not None
+        assert asking.stdout.readline() == b"token\n"
+        yield
+        asking.kill()
 
 
 @pytest.fixture
-def networks(tmp_path: Path) -> Iterator[list[Network]]:
-    if not all(map(shutil.which, ("unshare", "nsenter", "ip", "mount"))):
-        pytest.skip("no tools for network namespaces")
+def networks(tmp_path: Path) -> Iterator[tuple[Network, Network]]:
     with contextlib.ExitStack() as stack:
-        found = [Network(_hold(stack), host, tmp_path) for host in (LEADER, OTHER)]
-        first, second = found
+        first, second = (
+            stack.enter_context(held_network(host, tmp_path, {"HOST": host, **OPTIONS})) for host in (LEADER, OTHER)
+        )
         first.run("ip", "link", "add", "cable", "type", "veth", "peer", "name", "far", "netns", str(second.pid))
         for network, device in ((first, "cable"), (second, "far")):
             network.run("ip", "addr", "add", f"{network.host}/24", "dev", device)
             network.run("ip", "link", "set", device, "up")
-        yield found
-        processes = [process for network in found for process in network.processes.values()]
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait()
-
-
-def _hold(stack: contextlib.ExitStack) -> int:
-    """Keep a new network until the end; return the id of a process in it."""
-    command = ["unshare", "--net", "--mount", "sh", "-c", HOLD]
-    holder = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-    assert holder.stdout is not None
-    if holder.stdout.readline() != "done\n":
-        pytest.skip("no network namespace can be made: that takes root")
-    return holder.pid
+        yield first, second
 
 
 def test_two_networks_are_one_group_until_the_cable_between_them_is_cut(
-    networks: list[Network], tiny_folder: Path, expected_text: str, wait_until: Callable[..., Any]
+    networks: tuple[Network, Network], tiny_folder: Path, expected_text: str, wait_until: Callable[..., Any]
 ) -> None:
     here, there = networks
     here.start("bootstrap", "bootstrap", "--port=7000")
@@ -129,7 +81,7 @@ def test_two_networks_are_one_group_until_the_cable_between_them_is_cut(
     here.start("router", "router", f"--model={tiny_folder}", *ports)
     here.run(sys.executable, "-c", UNTIL_READY)
     assert here.run(sys.executable, "-c", ASK).strip() == expected_text
-    with here.streaming():
+    with streaming(here):
         here.run("ip", "link", "set", "cable", "down")
         for network, name in ((here, "leader"), (there, "other")):
             assert network.processes[name].wait(200) == 1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from greedy_streams import greedy_stream
 
 from diptych.common.members.roles import Role
 from diptych.common.net.rpc import open_sync_channel
@@ -57,27 +56,14 @@ def groups(platform: Platform) -> dict[int, Any]:
     return {each.instance_id: each for each in ready if each.role == bootstrap_pb2.ROLE_UNIFIED}
 
 
-def stream(platform: Platform, prompt: list[int], on_first: Callable[[], object]) -> list[int]:
-    """Return the output of a greedy stream that must end well. Calls `on_first` when it has begun."""
-    body = {"model": "", "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "stream": True}
-    connection = http.client.HTTPConnection(platform.url.removeprefix("http://"), timeout=200)
-    connection.request("POST", "/v1/completions", json.dumps({**body, "ignore_eos": True, "return_token_ids": True}))
-    answer = connection.getresponse()
-    first = answer.readline()
-    on_first()
-    lines = (first + answer.read()).decode().split("\n\n")
-    connection.close()
-    assert lines[-2:] == ["data: [DONE]", ""], lines[-3:]
-    choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]
-    return [token for choice in choices for token in choice.get("token_ids") or ()]
-
-
 @contextlib.contextmanager
 def streams(platform: Platform, wait_until: Callable[..., Any]) -> Iterator[list[Future[list[int]]]]:
     """Have a stream under way for each prompt, at either group: tokens of all have come."""
     began: list[int] = []
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        answers = [pool.submit(stream, platform, prompt, lambda: began.append(1)) for prompt in PROMPTS]
+        answers = [
+            pool.submit(greedy_stream, platform, prompt, NUM_TOKENS, lambda: began.append(1)) for prompt in PROMPTS
+        ]
         wait_until(lambda: len(began) == len(PROMPTS), 200.0, "every stream has begun")
         yield answers
 
@@ -172,7 +158,7 @@ def test_a_node_that_is_told_to_stop_drains_its_group_and_streams_end_well(
     wait_until(lambda: not any(map(is_running, nodes)), 200.0, "both nodes have ended")
     assert set(groups(platform)) == {staying.instance_id}
     assert platform.log.read_text().count("told to stop: so is the group") == 1
-    assert stream(platform, PROMPTS[0], lambda: None) == expected[0]
+    assert greedy_stream(platform, PROMPTS[0], NUM_TOKENS) == expected[0]
     platform.assert_clean()
 
 

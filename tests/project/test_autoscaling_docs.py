@@ -10,7 +10,8 @@ import pytest
 
 from diptych.engine.frontend.metrics import load_families
 from diptych.router.choose.fits import Curve
-from diptych.router.metrics import PoolMember, PoolMetrics, RouterMetrics
+from diptych.router.metrics import RouterMetrics
+from diptych.router.pool_metrics import PoolMember, PoolMetrics
 from diptych.v1.bootstrap_pb2 import INSTANCE_STATE_READY, ROLE_DECODE, Instance, WorkerLoad
 from diptych.v1.worker_pb2 import WorkerStatus
 

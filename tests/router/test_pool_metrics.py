@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from diptych.router.choose.fits import Curve
-from diptych.router.metrics import PoolMember, PoolMetrics
+from diptych.router.pool_metrics import PoolMember, PoolMetrics
 from diptych.v1.bootstrap_pb2 import (
     INSTANCE_STATE_DRAINING,
     INSTANCE_STATE_READY,

@@ -6,10 +6,11 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from feed_stories import story_of
 
+from diptych.common.members.roles import WorkerRole
 from diptych.router.console.state import (
     CacheState,
     Charts,
@@ -36,7 +37,7 @@ MAX_UNPAIRED: Final = 200
 ADAPTERS: Final = ("", "", "", "support-de", "sql")
 
 Json = dict[str, Any]
-Name = Literal["prefill", "decode", "unified"]
+Name = WorkerRole
 
 
 def merge_patch(old: Any, new: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -134,8 +135,8 @@ NewRunner = Callable[[ModelSource, Tensor], Any]  # on a pool
 class Served:
     """One request, computed step by step."""
 
-    def __init__(self, folder: Path, new_runner: NewRunner, device: str) -> None:
-        source = with_next(open_model(str(folder)))
+    def __init__(self, source: ModelSource, new_runner: NewRunner, device: str = "cpu") -> None:
+        """`source` has draft layers."""
         layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE, dtype="float32")
         self.kv = torch.full(layout.shape, torch.nan, device=device)
         self.runner = new_runner(source, self.kv)
@@ -170,12 +171,18 @@ Guess = tuple[list[int], list[int]]  # what is guessed, and by transformers
 
 
 def guesses(name: str, folder: Path, new_runner: NewRunner, device: str = "cpu") -> list[Guess]:
+    """Return what the layer of a random checkpoint guesses, as `guesses_of`."""
+    served = Served(with_next(open_model(str(folder))), new_runner, device)
+    return guesses_of(served, partial(guesses_by_transformers, name))
+
+
+def guesses_of(served: Served, by_others: Callable[[Sequence[int], int], list[int]]) -> list[Guess]:
     """Behind a prompt in two parts, a row of which three tokens came true, and a guess that was computed before."""
-    served, found = Served(folder, new_runner, device), list[Guess]()
+    found = list[Guess]()
 
     def guess(num_tokens: int, count: int) -> None:
         behind = TOKENS[:num_tokens]
-        found.append((served.guess(behind, count), guesses_by_transformers(name, behind, count)))
+        found.append((served.guess(behind, count), by_others(behind, count)))
 
     served.compute(TOKENS, 0, 7)
     served.compute(TOKENS, 7, 15)

@@ -6,6 +6,8 @@ stale, advanced twice, short of a token, or in another one's pages gives a wrong
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from null_runner import NullRunner, entries, next_token
 
@@ -36,7 +38,8 @@ class RecurrentRunner:
         assert moves is not None
         self._states[moves.cleared] = 0
         if len(moves.read_slots):
-            self._states[moves.read_slots] = self._kv[moves.read_pages].reshape(len(moves.read_slots), -1)
+            found = self._kv[moves.read_pages].reshape(len(moves.read_slots), -1)
+            self._states[moves.read_slots] = found[:, : self._states.shape[1]]
         tokens = self._stateless.logits(batch)
         spans = np.split(entries(batch.input_ids, batch.positions), np.cumsum(batch.extend_lens)[:-1])
         for slot, span in zip(moves.slots.tolist(), spans, strict=True):
@@ -44,7 +47,9 @@ class RecurrentRunner:
                 self._states[slot] = folded(self._states[slot], entry)
         if len(moves.written_slots):
             shape = (*moves.written_pages.shape, *self._kv.shape[1:])
-            self._kv[moves.written_pages] = self._states[moves.written_slots].reshape(shape)
+            states = np.zeros((len(moves.written_slots), math.prod(shape[1:])), self._states.dtype)
+            states[:, : self._states.shape[1]] = self._states[moves.written_slots]
+            self._kv[moves.written_pages] = states.reshape(shape)
         slots = moves.slots[batch.rows_of(batch.sampled_tokens)]
         pairs = zip(tokens, (mixed(self._states[slot]) for slot in slots), strict=True)
         return [(token + state) % self._vocab_size for token, state in pairs]

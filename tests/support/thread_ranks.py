@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from diptych.engine.tensor_parallel.sum_rule import SumRule
 from diptych.kernels.cpu import elementwise
+
+T = TypeVar("T")
 
 
 class Meeting:
@@ -29,6 +34,8 @@ class Meeting:
 
 class ThreadCommunicator:
     """Implements `Communicator` for one of the threads."""
+
+    experts = None
 
     def __init__(self, rank: int, meeting: Meeting, rule: SumRule | None = None, *, fuses: bool = False) -> None:
         """`fuses`: sums and norms in one call, as GPUs have it."""
@@ -71,3 +78,18 @@ class ThreadCommunicator:
 
     def smallest(self, number: int) -> int:
         return min(int(each) for each in self._meeting.exchange(self.rank, torch.tensor(number)))
+
+
+def on_threads(size: int, work: Callable[[int, Meeting], T]) -> list[T]:
+    """Run `work` on every rank, each in a thread; return what each returns."""
+    meeting = Meeting(size)
+
+    def run(rank: int) -> T:
+        try:
+            return work(rank, meeting)
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(run, range(size)))

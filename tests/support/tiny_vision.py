@@ -103,7 +103,7 @@ def save_qwen2_5_vl(folder: Path, **text: Any) -> VisionModel:
 
     vision = {**TOWER, **TOWER_SHAPE, "window_size": 2 * STEP, "fullatt_block_indexes": [1]}
     config = transformers.Qwen2_5_VLConfig(text_config={**TEXT, **text}, vision_config=vision, **TOKENS)
-    return _saved(folder, transformers.Qwen2_5_VLForConditionalGeneration, config)
+    return saved(folder, transformers.Qwen2_5_VLForConditionalGeneration, config)
 
 
 def save_qwen3_vl(folder: Path, **others: Any) -> VisionModel:
@@ -114,10 +114,10 @@ def save_qwen3_vl(folder: Path, **others: Any) -> VisionModel:
     text = {**TEXT, "head_dim": 20, "rope_parameters": rope, **others}
     vision = {**TOWER, **TOWER_SHAPE, "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2]}
     config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **TOKENS)
-    return _saved(folder, transformers.Qwen3VLForConditionalGeneration, config)
+    return saved(folder, transformers.Qwen3VLForConditionalGeneration, config)
 
 
-def _saved(folder: Path, kind: Any, config: Any) -> VisionModel:
+def saved(folder: Path, kind: Any, config: Any) -> VisionModel:
     """Norms and biases are random as well, and weights large enough for an image to matter."""
     import torch
 

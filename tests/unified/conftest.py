@@ -42,6 +42,7 @@ from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.output import Output
 from diptych.generation.request_groups import NO_LIFE, Life
 from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.segments import ContentSegment
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.unified.core import UnifiedCore
 
@@ -83,9 +84,10 @@ class Worker:
             tiers=tiers(self.kv),
             pages_per_state=pages_per_state,
             windows=replace(windows, step_tokens=limits.max_step_tokens),
+            pin_share=0.9,
         )
         rules = TransferRules("always", pulls=True)
-        self.core = UnifiedCore(self.cache, limits, rules, PAGE * 8, role, drafter=drafter, turns=turns)
+        self.core = UnifiedCore(self.cache, limits, rules, self.kv[0].nbytes, role, drafter=drafter, turns=turns)
         self.stepping: Stepping = (
             OverlappedStepping(self.core, TpModelWorkerClient(runner), clock)
             if overlap
@@ -148,10 +150,11 @@ class Fleet:
         holder: PrefixHolder | None = None,
         extra_key: bytes = b"",
         labels: tuple[int, ...] = (),
+        contents: Sequence[ContentSegment] = (),
     ) -> None:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
         tokens = np.array(prompt, dtype=np.int64)
-        request = new_request(room, tokens, params, life=life, extra_key=extra_key, labels=labels)
+        request = new_request(room, tokens, params, life=life, extra_key=extra_key, labels=labels, contents=contents)
         self.workers[worker].core.handle(Start(request, peer, kind, holder), 0.0)
 
     def serve(self, worker: int, role: Role) -> None:

@@ -12,6 +12,7 @@ import pytest
 import sure_next_layer
 import torch
 from draft_models import AskAlways, runner_with_draft, with_draft
+from eagle_heads import AskHead, by_rows, open_both, sure_folders
 from next_layers import AskNextLayer, with_next
 
 from diptych.checkpoints.source import open_model
@@ -115,18 +116,20 @@ def test_an_output_that_moves_is_the_one_that_stays(fleet_class: type[Fleet], ne
     fleet.close()
 
 
-@pytest.mark.parametrize("asks", [AskAlways, AskNextLayer])
+@pytest.mark.parametrize("asks", [AskAlways, AskNextLayer, AskHead])
 def test_an_output_that_moves_takes_its_draft_layers_along(
     fleet_class: type[Fleet], tiny_folder: Path, tmp_path: Path, asks: type[AskAlways]
 ) -> None:
     """Who is always right is so at the old worker, at the new one, and when both have other roles.
 
-    That is a model that guesses for itself, and a next layer whose model is made for it.
+    That is a model that guesses for itself, and a next layer or a head whose model is made for it.
     """
     models, drafters = list[ModelRunner](), [asks(), asks()]
     if asks is AskNextLayer:
         source = with_next(open_model(str(sure_next_layer.write(tmp_path / "sure", sure_next_layer.by_rows))))
         draft = source.next_layer()
+    elif asks is AskHead:
+        source, draft = open_both(sure_folders(tmp_path, by_rows))
     else:
         draft = open_model(str(tiny_folder))
         source = with_draft(draft, draft)

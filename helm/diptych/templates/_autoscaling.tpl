@@ -16,11 +16,13 @@ scaleDown:
 {{- $targets := .pool.autoscaling.targets -}}
 {{- $labels := printf "{%s,pool=%q,role=%q}" (include "diptych.seriesLabels" .root) .pool.name .pool.role -}}
 {{- $signals := list -}}
-{{- if ne .pool.role "decode" -}}
+{{- if has .pool.role (list "prefill" "unified") -}}
 {{- $signals = append $signals (dict "metric" "diptych_worker_prefill_backlog_seconds" "target" $targets.backlogSeconds "query" (printf "max(diptych_router_pool_prefill_backlog_seconds%s)" $labels)) -}}
+{{- end -}}
+{{- if ne .pool.role "decode" -}}
 {{- $signals = append $signals (dict "metric" "diptych_worker_prefill_busy_ratio" "target" $targets.busyRatio "query" (printf "sum(rate(diptych_worker_prefill_seconds_total%s[2m]))" $labels)) -}}
 {{- end -}}
-{{- if ne .pool.role "prefill" -}}
+{{- if has .pool.role (list "decode" "unified") -}}
 {{- $signals = append $signals (dict "metric" "diptych_worker_kv_demand_ratio" "target" $targets.kvOccupancy "query" (printf "max(diptych_router_pool_kv_full_workers%s)" $labels)) -}}
 {{- $signals = append $signals (dict "metric" "diptych_worker_requests_running" "target" $targets.runningRequests "query" (printf "max(diptych_router_pool_requests_running%s)" $labels)) -}}
 {{- end -}}

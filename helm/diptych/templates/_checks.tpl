@@ -206,7 +206,7 @@ gateway.{{ $kind }}.parentRefs is empty: name the Gateway, [{name: my-gateway}]
 {{- end }}
 
 {{- define "diptych.roleProblems" -}}
-{{- range $role := list "prefill" "decode" "unified" }}
+{{- range $role := list "prefill" "decode" "unified" "encode" }}
 {{- $names := list }}
 {{- $pools := (index $.Values $role).pools }}
 {{- range $.Values.models }}{{ $pools = concat $pools (index . $role | default list) }}{{ end }}

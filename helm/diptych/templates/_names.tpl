@@ -1,4 +1,4 @@
-{{/* Names, labels, images. Components: router, bootstrap, worker, deletion-costs, planner, weights, test. */}}
+{{/* Names, labels, images. Components: router, bootstrap, worker, deletion-costs, planner, picker, weights, test. */}}
 
 {{- define "diptych.name" -}}
 {{ .Values.nameOverride | default .Chart.Name | trunc 40 | trimSuffix "-" }}

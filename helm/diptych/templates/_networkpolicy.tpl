@@ -60,7 +60,7 @@
 {{/* Replicas do not call each other. */}}
 {{- define "diptych.bootstrapIngress" -}}
 - from:
-    {{- include "diptych.peer" (dict "root" . "components" (list "router" "worker" "deletion-costs" "planner" "test")) | nindent 4 }}
+    {{- include "diptych.peer" (dict "root" . "components" (list "router" "worker" "deletion-costs" "planner" "picker" "test")) | nindent 4 }}
   ports:
     - {protocol: TCP, port: grpc}
 {{- include "diptych.prometheusRule" (dict "root" . "port" "health") }}
@@ -69,6 +69,18 @@
 {{/* Nobody calls it. */}}
 {{- define "diptych.plannerIngress" -}}
 {{- include "diptych.prometheusRule" (dict "root" . "port" "metrics") }}
+{{- end }}
+
+{{/* Gateways, which are clients of routers, too. */}}
+{{- define "diptych.pickerIngress" -}}
+{{- if or .Values.networkPolicy.open .Values.networkPolicy.clients }}
+- ports:
+    - {protocol: TCP, port: grpc}
+  {{- if not .Values.networkPolicy.open }}
+  from:
+    {{- toYaml .Values.networkPolicy.clients | nindent 4 }}
+  {{- end }}
+{{- end }}
 {{- end }}
 
 {{/* Nobody calls it. */}}

@@ -17,7 +17,7 @@
 
 {{/* All pools of all roles, as a YAML list. */}}
 {{- define "diptych.pools" -}}
-{{- range $role := list "prefill" "decode" "unified" }}
+{{- range $role := list "prefill" "decode" "unified" "encode" }}
 {{- range (index $.Values $role).pools }}
 - {{- include "diptych.pool" (dict "root" $ "role" $role "pool" .) | nindent 2 }}
 {{- end }}

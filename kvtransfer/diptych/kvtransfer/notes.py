@@ -29,7 +29,11 @@ class PagesReady:
 
 @dataclass(frozen=True, slots=True)
 class HandedGroup:
-    """What was written of layers that keep the same of a request: keys and values, those in a window, or a state."""
+    """What was written of layers that keep the same of a request: keys and values, those in a window, or a state.
+
+    Where page sizes differ, prefill may not have all that the first pages of a window are granted for, but always what
+    tokens behind the prompt see; `first_token` says from where on they are whole.
+    """
 
     kind: Kind
     first_token: int  # of the prompt
@@ -111,16 +115,16 @@ class StopPull:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The sender leaves, and the receiver may pull this from it, under the number of the offer."""
+    """The receiver may pull this, under the number of the offer, from who leaves or has ended an output."""
 
     room: int  # of the pull, and of no request
     kv: str  # these four as in `Pull`
     namespace: bytes
     tokens: bytes
     page_size: int
-    idle_s: float  # since it was wanted last
+    idle_s: float  # since it was wanted last; of a session that is away, what its return is likely to take
     num_uses: int  # requests that made or reused it
-    within_s: float  # after that the sender may be gone
+    within_s: float  # after that the sender may be gone, or nobody returns
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,15 @@ that both ranks have. Parts land one after the other in the target's region itse
 unpacks it in place once it was verified. Regions with equal pages and heads move as they are, and neighbours among them
 as one run.
 
+Pages that hold bytes and no tokens, as those of a state do, become pages of another size byte by byte.
+
 Ranks that outnumber the heads of a region hold copies of them. Each copy at the target has its own senders among the
 copies at the source; several take the target's pages in turns.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +27,7 @@ import numpy.typing as npt
 from diptych.kernels.page_pack import HEAD_STEP, U8, PagePack, unpack_page
 from diptych.kvtransfer.device import LINE_NBYTES
 from diptych.kvtransfer.errors import LayoutMismatch, TransferError
-from diptych.kvtransfer.layout import PoolLayout, Region
+from diptych.kvtransfer.layout import DTYPE_NBYTES, PoolLayout, Region
 from diptych.kvtransfer.transport import PageWrite
 
 I64 = npt.NDArray[np.int64]
@@ -120,10 +123,13 @@ class Copies:
 
     regions: tuple[Copy, ...]
     num_layers: int  # of the model
+    whole: Copy | None = None  # of pages that hold bytes, not tokens; None: it sends none
 
     def cut(self, write: PageWrite) -> tuple[Runs, ...]:
         """Return what this rank sends of a write. Raises `TransferError` for one that is not of these pages."""
         src, dst = (np.ascontiguousarray(pages, np.int64) for pages in (write.src, write.dst))
+        if write.as_bytes:
+            return () if self.whole is None else (_cut(self.whole, self.whole.window(0, 1), src, dst, 0),)
         return tuple(_cut(copy, window, src, dst, write.skip_tokens) for copy, window in self._windows(write.layers))
 
     def _windows(self, layers: tuple[int, int] | None) -> Iterator[tuple[Copy, ByteWindow]]:
@@ -195,8 +201,8 @@ class Conversion:
     @property
     def packs(self) -> tuple[PagePack, ...]:
         """Return how images are made for the peer: none where pages move as they are."""
-        regions = self.copies.regions if self.copies is not None else ()
-        return tuple(copy.pack for copy in regions if copy.pack is not None)
+        copies = (*self.copies.regions, self.copies.whole) if self.copies is not None else ()
+        return tuple(copy.pack for copy in copies if copy is not None and copy.pack is not None)
 
     @staticmethod
     def between(own: PoolLayout, peer: PoolLayout) -> Conversion:
@@ -209,7 +215,7 @@ def plan(src: PoolLayout, dst: PoolLayout) -> Copies | None:
     check(src, dst)
     pairs = zip(Shard.all_of(src), Shard.all_of(dst), strict=True)
     copies = tuple(copy for one, other in pairs if (copy := _copy(one, other)))
-    return Copies(copies, dst.num_layers) if copies else None
+    return Copies(copies, dst.num_layers, _whole(src, dst)) if copies else None
 
 
 def parts_of(src: PoolLayout, dst: PoolLayout) -> tuple[Parts, ...]:
@@ -241,8 +247,11 @@ def check_on_device(conversion: Conversion, own: PoolLayout) -> None:
     """Raise `LayoutMismatch` unless a device with a pool of `own` can convert so: whole lines, heads of whole steps."""
     if conversion.is_trivial:
         return
-    if own.page_shape.head_dim % HEAD_STEP:
+    head_dim = own.page_shape.head_dim
+    if head_dim % HEAD_STEP:
         raise LayoutMismatch(_not_on_device(f"heads whose sizes are no multiples of {HEAD_STEP}"))
+    if any(pack.head_dim % (head_dim & -head_dim) for pack in conversion.packs):  # what its kernels move at a time
+        raise LayoutMismatch(_not_on_device("pages whose sizes have so little in common"))
     copies = conversion.copies.regions if conversion.copies is not None else ()
     sent = (nbytes for copy in copies for nbytes in (copy.dst, copy.layer_nbytes))
     landed = (parts.num_rows * parts.head_nbytes for parts in conversion.parts)
@@ -277,6 +286,28 @@ def _copy(src: Shard, dst: Shard) -> Copy | None:
     pack = _pack(src, dst, first, end)
     at = dst.offset + (first - dst.first_head) * dst.part_nbytes
     return Copy(pack, src.region.layers, 0, at, pack.layer_nbytes, turn, num_turns)
+
+
+def _whole(src: PoolLayout, dst: PoolLayout) -> Copy | None:
+    """How the bytes of pages go to pages of any other size, in order: in units of which both have a whole number."""
+    if (src.rank, src.num_ranks) != (dst.rank, dst.num_ranks):
+        return None
+    if src.page_nbytes == dst.page_nbytes:
+        return Copy(None, (0,), 0, 0, dst.page_nbytes)
+    unit, dtype = math.gcd(src.page_nbytes, dst.page_nbytes), src.regions[0].dtype
+    pack = PagePack(
+        num_layers=1,
+        head_dim=unit // DTYPE_NBYTES[dtype],
+        src_page_size=src.page_nbytes // unit,
+        src_num_heads=1,
+        src_dtype=dtype,
+        first_head=0,
+        num_heads=1,
+        dst_page_size=dst.page_nbytes // unit,
+        dst_dtype=dtype,
+        num_planes=1,
+    )
+    return Copy(pack, (0,), 0, 0, dst.page_nbytes)
 
 
 def _pack(src: Shard, dst: Shard, first_head: int, end_head: int) -> PagePack:

@@ -33,12 +33,17 @@ PageIndices = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageWrite:
-    """Pages to move: `dst[i]` receives `src[i]`. Where the page sizes differ, `dst` receives the tokens of `src`."""
+    """Pages to move: `dst[i]` receives `src[i]`. Where the page sizes differ, `dst` receives the tokens of `src`.
+
+    What is in them may be no tokens but bytes that mean something to their reader alone, as a state does: then `dst`
+    receives the bytes of `src` in order, whatever the layouts, from the rank of the same number.
+    """
 
     src: PageIndices  # of our pool
     dst: PageIndices  # of the peer's
     layers: tuple[int, int] | None = None  # [first, end) of each page; None: all of it
     skip_tokens: int = 0  # of src[0]; only where the page sizes differ
+    as_bytes: bool = False  # they hold no tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_DECODE: _ClassVar[Role]
     ROLE_ROUTER: _ClassVar[Role]
     ROLE_UNIFIED: _ClassVar[Role]
+    ROLE_ENCODE: _ClassVar[Role]
 
 class InstanceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -27,6 +28,7 @@ ROLE_PREFILL: Role
 ROLE_DECODE: Role
 ROLE_ROUTER: Role
 ROLE_UNIFIED: Role
+ROLE_ENCODE: Role
 INSTANCE_STATE_UNSPECIFIED: InstanceState
 INSTANCE_STATE_STARTING: InstanceState
 INSTANCE_STATE_READY: InstanceState

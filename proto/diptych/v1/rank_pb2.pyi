@@ -100,7 +100,7 @@ class Meeting(_message.Message):
     def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class RankEntry(_message.Message):
-    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack", "finish_saves", "draft", "prepare", "forget", "place_adapter", "remove_adapter", "switch_weights", "switch_back", "drop_weights", "release_weights", "put_row", "open_files", "keep", "load", "forget_pages", "meet")
+    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack", "finish_saves", "draft", "prepare", "forget", "place_adapter", "remove_adapter", "switch_weights", "switch_back", "drop_weights", "release_weights", "put_row", "open_files", "keep", "load", "forget_pages", "meet", "round")
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     DISCONNECT_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,7 @@ class RankEntry(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     FORGET_PAGES_FIELD_NUMBER: _ClassVar[int]
     MEET_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     step: Step
     connect: ConnectPeer
     disconnect: int
@@ -157,7 +158,18 @@ class RankEntry(_message.Message):
     load: LoadPages
     forget_pages: bytes
     meet: Meeting
-    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ..., prepare: _Optional[_Union[RankTask, _Mapping]] = ..., forget: _Optional[int] = ..., place_adapter: _Optional[_Union[PlaceAdapter, _Mapping]] = ..., remove_adapter: _Optional[int] = ..., switch_weights: _Optional[bool] = ..., switch_back: _Optional[bool] = ..., drop_weights: _Optional[bool] = ..., release_weights: _Optional[bool] = ..., put_row: _Optional[_Union[HiddenRow, _Mapping]] = ..., open_files: _Optional[int] = ..., keep: _Optional[_Union[KeepPages, _Mapping]] = ..., load: _Optional[_Union[LoadPages, _Mapping]] = ..., forget_pages: _Optional[bytes] = ..., meet: _Optional[_Union[Meeting, _Mapping]] = ...) -> None: ...
+    round: CommonRound
+    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ..., prepare: _Optional[_Union[RankTask, _Mapping]] = ..., forget: _Optional[int] = ..., place_adapter: _Optional[_Union[PlaceAdapter, _Mapping]] = ..., remove_adapter: _Optional[int] = ..., switch_weights: _Optional[bool] = ..., switch_back: _Optional[bool] = ..., drop_weights: _Optional[bool] = ..., release_weights: _Optional[bool] = ..., put_row: _Optional[_Union[HiddenRow, _Mapping]] = ..., open_files: _Optional[int] = ..., keep: _Optional[_Union[KeepPages, _Mapping]] = ..., load: _Optional[_Union[LoadPages, _Mapping]] = ..., forget_pages: _Optional[bytes] = ..., meet: _Optional[_Union[Meeting, _Mapping]] = ..., round: _Optional[_Union[CommonRound, _Mapping]] = ...) -> None: ...
+
+class CommonRound(_message.Message):
+    __slots__ = ("num_tokens", "num_picked", "is_without_us")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PICKED_FIELD_NUMBER: _ClassVar[int]
+    IS_WITHOUT_US_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    num_picked: _containers.RepeatedScalarFieldContainer[int]
+    is_without_us: bool
+    def __init__(self, num_tokens: _Optional[_Iterable[int]] = ..., num_picked: _Optional[_Iterable[int]] = ..., is_without_us: _Optional[bool] = ...) -> None: ...
 
 class HiddenRow(_message.Message):
     __slots__ = ("slot", "row")
@@ -310,7 +322,7 @@ class ConnectPeer(_message.Message):
     def __init__(self, peer: _Optional[int] = ..., metadata: _Optional[bytes] = ...) -> None: ...
 
 class CopyPages(_message.Message):
-    __slots__ = ("operation", "peer", "src", "dst", "first_layer", "end_layer", "skip_tokens", "stream", "priority", "timeout_s", "with_digest")
+    __slots__ = ("operation", "peer", "src", "dst", "first_layer", "end_layer", "skip_tokens", "stream", "priority", "timeout_s", "with_digest", "as_bytes")
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     SRC_FIELD_NUMBER: _ClassVar[int]
@@ -322,6 +334,7 @@ class CopyPages(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     WITH_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    AS_BYTES_FIELD_NUMBER: _ClassVar[int]
     operation: int
     peer: int
     src: bytes
@@ -333,7 +346,8 @@ class CopyPages(_message.Message):
     priority: int
     timeout_s: float
     with_digest: bool
-    def __init__(self, operation: _Optional[int] = ..., peer: _Optional[int] = ..., src: _Optional[bytes] = ..., dst: _Optional[bytes] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., skip_tokens: _Optional[int] = ..., stream: _Optional[int] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., with_digest: _Optional[bool] = ...) -> None: ...
+    as_bytes: bool
+    def __init__(self, operation: _Optional[int] = ..., peer: _Optional[int] = ..., src: _Optional[bytes] = ..., dst: _Optional[bytes] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., skip_tokens: _Optional[int] = ..., stream: _Optional[int] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., with_digest: _Optional[bool] = ..., as_bytes: _Optional[bool] = ...) -> None: ...
 
 class DigestOwnPages(_message.Message):
     __slots__ = ("operation", "pages")

@@ -167,6 +167,18 @@ class Indexer:
 
 
 @dataclass(frozen=True, slots=True)
+class EagleHead:
+    """What an EAGLE-3 head is beside its one layer: see `architectures.eagle`."""
+
+    taps: tuple[int, int, int]  # layers of the model it guesses for, ascending: it reads what comes out of them
+    num_words: int  # tokens that it can say
+    num_rows: int  # of the output projection; a rank may have a part
+    has_words: bool  # it says by its own numbers: a vector has the model's
+    has_embed: bool  # its own, in place of the model's;
+    has_output: bool  # and so for the output projection
+
+
+@dataclass(frozen=True, slots=True)
 class DraftLayers:
     """A smaller model that guesses what this one will say. In pages its layers lie behind those of this one."""
 
@@ -239,6 +251,7 @@ class ModelConfig:
     draft: DraftLayers | None = None  # that worker and peers agree on; None: pages hold nothing of another model
     num_next_layers: int = 0  # that a checkpoint has behind these layers, and that predict further tokens
     joins_rows: bool = False  # a token begins with its embedding and the hidden row before it: see `next_layer`
+    eagle: EagleHead | None = None  # it joins rows that are made of several layers' in a way of its own
 
     @property
     def score_scale(self) -> float:
@@ -247,7 +260,15 @@ class ModelConfig:
     @property
     def output_size(self) -> int:
         """The numbers that the decoder returns of a token: logits, or the hidden state that is to be pooled."""
+        if self.eagle is not None:
+            return self.eagle.num_words
         return self.vocab_size if self.pooling is None else self.hidden_size
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers that another model, which guesses for this one, reads what comes out of; ascending."""
+        head = None if self.draft is None else self.draft.model.eagle
+        return () if head is None else head.taps
 
     @property
     def num_planes(self) -> int:

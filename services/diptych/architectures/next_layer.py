@@ -2,8 +2,7 @@
 
 It reads the embedding of a token and, of the token before, the row that the output projection is given: both are
 normed, lie side by side, and one matrix makes a hidden row of them. Embedding and output projection are the model's.
-Applied to a row of its own, it predicts one token more still: so it does for checkpoints that have several such layers,
-of which the first is read.
+Applied to a row of its own, it predicts one token more still. Checkpoints with a layer for each distance are refused.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from diptych.architectures import placement, registry
+from diptych.architectures import eagle, placement, registry
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.placement import Placed
 from diptych.architectures.registry import FAMILIES
@@ -28,6 +27,9 @@ def next_layer(config: ModelConfig) -> ModelConfig:
         raise ConfigError(f"--speculate mtp: the layers of {config.model_id} that predict more tokens are not read yet")
     if not config.num_next_layers:
         raise ConfigError(f"--speculate mtp: {config.model_id} has no layer that predicts one token more")
+    if config.num_next_layers > 1:
+        words = f"{config.model_id} has {config.num_next_layers} layers that predict further tokens, each its own"
+        raise ConfigError(f"--speculate mtp: {words}: models with one are served; give suffix or draft:PATH")
     return replace(
         config,
         num_layers=1,
@@ -41,7 +43,9 @@ def next_layer(config: ModelConfig) -> ModelConfig:
 
 
 def placement_of(config: ModelConfig) -> Callable[[ModelConfig], Iterator[Placed]]:
-    """Return where the tensors of a model go, or of such a layer."""
+    """Return where the tensors of a model go, of such a layer, or of an EAGLE head."""
+    if config.eagle is not None:
+        return eagle.placement_of
     return _next_placement if config.joins_rows else registry.placement_of
 
 

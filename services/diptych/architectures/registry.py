@@ -79,6 +79,7 @@ UNKNOWN: Final[dict[str, str]] = {
     "Qwen4ExpForCausalLM": "hyper-connections, embeddings of several tokens, and an indexer that chooses blocks",
     "Qwen4ExpForConditionalGeneration": "hyper-connections, embeddings of several tokens, and an indexer of blocks",
 }
+HEADS: Final = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")  # of EAGLE-3, that guess for a model
 TEXT: Final = "ForCausalLM"  # the end of an architecture's name that makes text
 POOLED: Final = ("ForSequenceClassification", "ForRewardModel", "Model")  # and of the same without
 # what reading a value of another kind than expected runs into
@@ -144,6 +145,8 @@ def _family(hf: HfConfig) -> Family:
             return family
     for name in filter(UNKNOWN.__contains__, names):
         raise ConfigError(f"{hf.model_id}: architecture {name} is not supported: no layer computes {UNKNOWN[name]}")
+    if any(name in HEADS for name in names):
+        raise ConfigError(f"{hf.model_id} is no model: it guesses for one, which takes it by --speculate eagle:PATH")
     given = ", ".join(names) or f"of model_type {model_type}"
     known = ", ".join(family.architecture for family in FAMILIES.values())
     raise ConfigError(f"{hf.model_id}: architecture {given} is not supported; {known} are")

@@ -53,6 +53,10 @@ class Tower:
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
 
+    def row_nbytes(self, itemsize: int) -> int:
+        """Return the bytes of what is made of a place of the prompt, of numbers of so many bytes."""
+        return (1 + len(self.taps)) * self.out_size * itemsize
+
     @property
     def merged_size(self) -> int:
         """The numbers of the patches that become one row."""

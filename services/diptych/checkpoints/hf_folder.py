@@ -80,7 +80,7 @@ class HfFolder:
         config = read_config(folder)
         quantization = quantization_of(read_json(folder / "config.json"))
         self._scheme = read_scheme(quantization, config.model_id) if quantization else None
-        self._shards = _shards(folder)
+        self._shards = shards_of(folder)
         kv_scales, fp8_weights = _kv_scales(self._shards, config), stores_fp8(quantization or {})
         config = replace(config, kv_scales=kv_scales, fp8_weights=fp8_weights)
         self.config = _with_learned(config, self._shards)
@@ -268,7 +268,8 @@ def _with_learned(config: ModelConfig, shards: list[Path]) -> ModelConfig:
     return config
 
 
-def _shards(folder: Path) -> list[Path]:
+def shards_of(folder: Path) -> list[Path]:
+    """Return the files of weights of a folder. Raises `ConfigError` where some are missing."""
     if (folder / "model.safetensors").exists():
         return [folder / "model.safetensors"]
     index = folder / "model.safetensors.index.json"

@@ -30,7 +30,8 @@ CODES: Final = {  # parts of quantised weights
     "I32": np.int32,
     "I64": np.int64,
 }
-DTYPES: Final = {**FLOATS, **CODES}
+MASKS: Final = {"BOOL": np.bool_}
+DTYPES: Final = {**FLOATS, **CODES, **MASKS}
 ITEM_BYTES: Final = {name: np.dtype(kind).itemsize for name, kind in DTYPES.items()}
 MAX_HEADER_BYTES: Final = 32 << 20  # 90,000 tensors take a third of it
 MAX_VALUES: Final = 2_000_000  # of its JSON: a tensor has about ten

@@ -7,7 +7,7 @@ are split by columns, too, or dealt out whole (expert parallel): then a rank tak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,11 +29,12 @@ class Shard:
     rank: int
     size: int
     whole_experts: bool = False  # each rank has some, instead of a part of each
+    owned: Callable[[int], Container[int]] | None = None  # by layer, where others share them, too; None: as above
 
     def config(self, model: ModelConfig) -> ModelConfig:
         """Return the model as this rank's layers compute it; its vocabulary stays whole. Raises `ConfigError`."""
         check_divides(model, self.size)
-        if self.whole_experts and model.moe is not None:
+        if self.whole_experts and model.moe is not None and self.owned is None:
             check_experts(model, self.size)
         moe = model.moe and replace(
             model.moe,
@@ -59,6 +60,10 @@ class Shard:
         """Return this rank's: neighbours, as many as other ranks have, or one more or less."""
         return range(self.rank * num_experts // self.size, (self.rank + 1) * num_experts // self.size)
 
+    def has_elsewhere(self, piece: Piece) -> bool:
+        """Return whether a matrix is of an expert that `owned` leaves to others."""
+        return _is_foreign((piece,), self.owned)
+
     def vocab_rows(self, vocab_size: int) -> int:
         """Return how many tokens of the vocabulary each rank has, padding included."""
         return -(-vocab_size // self.size)
@@ -68,11 +73,13 @@ class Shard:
 
         Of a tensor without cuts it takes nothing.
         """
-        local = replace(self.config(model), vocab_size=self.vocab_rows(model.vocab_size))
+        head = model.eagle and replace(model.eagle, num_rows=self.vocab_rows(model.eagle.num_rows))
+        local = replace(self.config(model), vocab_size=self.vocab_rows(model.vocab_size), eagle=head)
         pairs = zip(place(model), place(local), strict=True)
         own = local.moe.own if local.moe else None
+        owned = self.owned or (None if own is None else lambda layer: own)
         return [
-            (name, () if _is_foreign(whole, own) else self._cuts(whole, part)) for (name, whole), (_, part) in pairs
+            (name, () if _is_foreign(whole, owned) else self._cuts(whole, part)) for (name, whole), (_, part) in pairs
         ]
 
     def _cuts(self, whole: tuple[Piece, ...], part: tuple[Piece, ...]) -> tuple[Cut, ...]:
@@ -95,20 +102,21 @@ class Cut:
     start: int  # first row or column, by the piece's split
 
 
-def _is_foreign(pieces: tuple[Piece, ...], own: range | None) -> bool:
+def _is_foreign(pieces: tuple[Piece, ...], owned: Callable[[int], Container[int]] | None) -> bool:
     """Return whether a tensor is a matrix of an expert of other ranks. What is added to results, all have."""
-    if own is None or not EXPERT.match(pieces[0].target):
+    if owned is None or not EXPERT.match(pieces[0].target):
         return False
-    return len(pieces[0].shape) == 2 and int(pieces[0].target.split(".")[2]) not in own
+    layer, _, expert, *_ = pieces[0].target.split(".")
+    return len(pieces[0].shape) == 2 and int(expert) not in owned(int(layer))
 
 
 def check_experts(model: ModelConfig, size: int) -> None:
     """Raise `ConfigError` unless each of `size` ranks gets experts of the model."""
     if model.moe is None:
-        raise ConfigError(f"{model.model_id} has no experts: leave out --expert-parallel")
+        raise ConfigError(f"{model.model_id} has no experts: leave out --expert-parallel and --dp-attention")
     if model.moe.num_experts < size:
-        words = f"{model.moe.num_experts} experts of {model.model_id} are fewer than --tp {size}"
-        raise ConfigError(f"the {words}: leave out --expert-parallel, and each rank has a part of each")
+        words = f"{model.moe.num_experts} experts of {model.model_id} are fewer than the {size} ranks that share them"
+        raise ConfigError(f"the {words}: leave out --expert-parallel and --dp-attention, or give fewer")
 
 
 def check_divides(model: ModelConfig, size: int) -> None:

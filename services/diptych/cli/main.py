@@ -42,6 +42,7 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         "prefill": Command("run a worker that computes prompts", "diptych.unified.main", "PrefillConfig"),
         "decode": Command("run a worker that generates output", "diptych.unified.main", "DecodeConfig"),
         "unified": Command("run a worker that does both", "diptych.unified.main", "UnifiedConfig"),
+        "encode": Command("run a worker that encodes images", "diptych.unified.main", "EncodeConfig"),
         "router": Command("run the HTTP and gRPC front door", "diptych.router.main", "RouterConfig"),
         "download": Command("bring a model's files to a folder", "diptych.cli.setup.download", "DownloadConfig"),
         "update-weights": Command(
@@ -65,6 +66,9 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         ),
         "planner": Command(
             "say what workers a running platform needs, or see to it", "diptych.cli.sizing.planner", "PlannerConfig"
+        ),
+        "picker": Command(
+            "tell a gateway which router gets each request", "diptych.cli.picking.picker", "PickerConfig"
         ),
         "deletion-costs": Command(
             "have Kubernetes end the emptiest workers first",

@@ -323,7 +323,7 @@ class DecodeCore:
         output_step_s, context_token_s, prompt_token_s = self._pace.step_parts_s
         num_running = len(self._running)
         return Load(
-            num_waiting=len(self._rooms) - num_running - self._rooms.num_given_up,
+            num_waiting=len(self._rooms.by_room) - num_running - self._rooms.num_given_up,
             num_running=num_running,
             free_pages=self._cache.num_available,
             total_pages=self._cache.pool.capacity,
@@ -331,7 +331,7 @@ class DecodeCore:
             next_beside_pages=self._cache.num_beside_next,
             waiting_tokens=self._waiting.num_tokens + self._running.waiting_tokens,
             num_waiting_prompts=self._waiting.num_prompts + self._running.num_prompts,
-            grantable_pages=self._grants.num_pages_left,
+            grantable_pages=self._grants.num_pages_left(),
             num_ungranted=len(self._waiting.expected) + len(self._rooms.retracted.by_room),
             prompt_budget=self._pace.shown(num_running),
             output_tokens=self._pace.output_tokens,

@@ -63,11 +63,12 @@ class Grants:
         self._importing: list[DecodeRoom] = []  # and some that have gone on since this was last looked at
         self._in_flight = PrefixesInFlight(cache.page_size)  # that prefill brings
 
-    @property
     def num_pages_left(self) -> int:
-        """Pages that could be given to tokens now, beside those of a state or window; 0 while rooms wait for theirs."""
+        """Return the pages that tokens could get now, beside those of a state or window; 0 while rooms wait for any."""
+        if self._waiting.has_next or self._rooms.retracted.by_room:
+            return 0
         reserve = self._reserve()
-        if self._cache.num_free_rows <= reserve.rows or self._waiting.has_next or self._rooms.retracted.by_room:
+        if self._cache.num_free_rows <= reserve.rows:
             return 0
         return max(0, self._cache.num_available - reserve.pages - self._cache.most_beside - self._cache.num_owed)
 
@@ -77,10 +78,10 @@ class Grants:
         if self._waiting.has_aside:
             for request in self._waiting.bring_back(now_s):
                 self._expect(request)
-        while self._waiting.has_next and self._cache.has_row and not self._rooms.retracted.by_room:
+        while self._waiting.has_next and not self._rooms.retracted.by_room:
             reserve = self._reserve()
             if self._cache.num_free_rows <= reserve.rows:
-                break  # before a room is looked at: a full worker is asked at each step
+                break  # before a room is looked at: a worker without a row is asked at each step
             request = self._waiting.peek(now_s)
             room = self._rooms[request.room]
             reason = self._reason_to_wait(room, now_s)
@@ -159,7 +160,9 @@ class Grants:
         self._importing.append(room)
         self._in_flight.add(request, room.peer)
         room.granted = self._cache.begin_import(request)
-        room.groups = self._cache.handed(request.prompt_len, request.cached_len, self._cache.page_size)
+        room.groups = self._cache.handed(request, request.cached_len, self._cache.page_size)
+        if self._cache.windows.num_groups:
+            room.first_seen = self._cache.windows.live_from(request.prompt_len)
         room.generations = tuple(self._cache.pool.generations(room.granted).tolist())
         return PagesReady(
             room=request.room,

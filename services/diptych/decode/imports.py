@@ -61,6 +61,9 @@ class Imports:
             return
         room.on(Signal.HANDED_OFF)
         room.handed_off_s = now_s
+        room.request.windows_whole_from = max(
+            (each.first_token for each in room.hand_off.groups if each.kind == "window"), default=0
+        )
         if room.digest is None:
             self._assemble(room, now_s)
         else:

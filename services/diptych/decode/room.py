@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from diptych.decode.phases import Phase, Signal, next_phase
 from diptych.engine.values.request import NO_PAGES, Request
@@ -22,6 +22,7 @@ class DecodeRoom:
     granted: Pages = field(default_factory=lambda: NO_PAGES)  # that prefill writes, in order
     generations: tuple[int, ...] = ()  # of the granted pages
     groups: tuple[HandedGroup, ...] = ()  # what they are for
+    first_seen: int = 0  # the first token of the prompt that the next one sees in layers with a window
     hand_off: HandOff | None = None
     digest: int | None = None  # of what prefill wrote; None: not to be verified
     is_in_parts: bool = False  # what prefill wrote: to be put together
@@ -64,9 +65,14 @@ class DecodeRoom:
             return f"prefill wrote {note.num_pages} pages of {len(self.granted)} granted"
         if note.generations != self.generations:
             return "prefill wrote for another grant of these pages"
-        if note.groups != self.groups:
+        if len(note.groups) != len(self.groups) or not all(map(self._is_whole, note.groups, self.groups)):
             return f"prefill wrote {_words(note.groups)}, not {_words(self.groups)}"
         return None
+
+    def _is_whole(self, group: HandedGroup, granted: HandedGroup) -> bool:
+        """Whether prefill wrote what pages were granted for: of windows, at least what is seen."""
+        is_late = granted.kind == "window" and granted.first_token <= group.first_token <= self.first_seen
+        return group == (replace(granted, first_token=group.first_token) if is_late else granted)
 
 
 def _words(groups: tuple[HandedGroup, ...]) -> str:

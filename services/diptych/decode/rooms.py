@@ -126,7 +126,7 @@ class Rooms:
         self._waiting = waiting
         self._running = running
         self._effects = effects
-        self._rooms: dict[int, DecodeRoom] = {}
+        self.by_room: dict[int, DecodeRoom] = {}
         self._deadlines = Deadlines()
         self.retracted = RetractedRooms(retracted_s)
         self.closing = ClosingRooms()
@@ -134,19 +134,19 @@ class Rooms:
         self.linked: set[int] = set()  # peers
 
     def __len__(self) -> int:
-        return len(self._rooms)
+        return len(self.by_room)
 
     def __iter__(self) -> Iterator[DecodeRoom]:
-        return iter(self._rooms.values())
+        return iter(self.by_room.values())
 
     def __contains__(self, room_id: int) -> bool:
-        return room_id in self._rooms
+        return room_id in self.by_room
 
     def __getitem__(self, room_id: int) -> DecodeRoom:
-        return self._rooms[room_id]
+        return self.by_room[room_id]
 
     def add(self, room: DecodeRoom) -> None:
-        self._rooms[room.request.room] = room
+        self.by_room[room.request.room] = room
         self._deadlines.add(room.request)
         if room.is_queued:
             self._waiting.add(room.request)
@@ -159,7 +159,7 @@ class Rooms:
 
     def shared_with(self, peer: int, room_id: int) -> DecodeRoom | None:
         """Return the room that a note of `peer` is about."""
-        room = self._rooms.get(room_id)
+        room = self.by_room.get(room_id)
         return room if room is not None and room.peer == peer else None
 
     # ends
@@ -232,7 +232,7 @@ class Rooms:
         room.on(signal)
         self.num_given_up -= 1
         self._cache.pool.release_quarantine(room.granted)
-        del self._rooms[room.request.room]
+        del self.by_room[room.request.room]
 
     def _forget(self, room: DecodeRoom, output: Output, crossing: Crossing | None = None) -> None:
         room.on(Signal.ENDED)
@@ -240,7 +240,7 @@ class Rooms:
         self.retracted.discard(room)
         self._cache.sessions.waits_no_more(room.request)
         self._waiting.charge_output(room.request)
-        del self._rooms[room.request.room]
+        del self.by_room[room.request.room]
         self._effects.append(Emit(output, crossing))
 
     # links and time
@@ -264,7 +264,7 @@ class Rooms:
     def expire(self, now_s: float) -> None:
         """End what has waited for too long; ask again who owes us an answer."""
         for request in self._deadlines.due(now_s):
-            self.fail(self._rooms[request.room], Failure(FailureCode.DEADLINE, "the request's deadline passed"))
+            self.fail(self.by_room[request.room], Failure(FailureCode.DEADLINE, "the request's deadline passed"))
         if self.retracted.by_room:
             for room in self.retracted.overdue(now_s):
                 self.fail(room, Failure(FailureCode.RETRACTED, "KV memory ran out, and did not come back in time"))

@@ -16,9 +16,17 @@ from typing import Final
 
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import LegKind, Role
-from diptych.engine.frontend.scheduler_client import PendingQueries, SchedulerClient, SchedulerDied, start_scheduler
+from diptych.engine.frontend.scheduler_client import (
+    PendingQueries,
+    SchedulerClient,
+    SchedulerDied,
+    share_experts,
+    start_scheduler,
+)
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
+from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.scheduler.messages import outputs_said
+from diptych.engine.tensor_parallel.sharing.places import shared_places
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.router.workers.known_worker import reported_load
 from diptych.router.workers.legs import Leg, LegReceiver, OpenLegs, Work
@@ -139,20 +147,33 @@ async def launched(options: EngineOptions, roles: Sequence[Role]) -> AsyncIterat
     """Yield groups that serve, and the tokens that a request may have. Raises `SchedulerDied`, `ConfigError`."""
     groups: list[Group] = []
     running: list[asyncio.Task[None]] = []
+    places = contextlib.ExitStack()
+    sharing = places.enter_context(shared_places(options))
     try:
         for number, role in enumerate(roles):
-            groups.append(await _start(options.of_group(number), role))
+            place = sharing[number] if options.dp_attention else None
+            groups.append(await _start(options.of_group(number), role, place))
+        if options.dp_attention:
+            share_experts([group.scheduler for group in groups])
         readies = await asyncio.gather(*(group.scheduler.ready() for group in groups))
-        running += [asyncio.create_task(group.run()) for group in groups]
+        running += [asyncio.create_task(_run(group)) for group in groups]
         await _link(groups, readies)
         yield groups, min(ready.context_len for ready in readies)
     finally:
         for task in running:
             task.cancel()
         await asyncio.gather(*(group.scheduler.stop() for group in groups))
+        places.close()
 
 
-async def _start(options: EngineOptions, role: Role) -> Group:
+async def _run(group: Group) -> None:
+    """Run a group until it dies; those that share its experts can't step without it, and end with it."""
+    await group.run()
+    if group.death is not None:
+        await group.scheduler.end_companions()
+
+
+async def _start(options: EngineOptions, role: Role, sharing: SharedExperts | None) -> Group:
     """Start a scheduler. It lets a request wait for memory as long as it takes: nobody else would compute it."""
     config = SchedulerConfig(
         component="engine" if role is Role.LOCAL else role.value,
@@ -164,6 +185,7 @@ async def _start(options: EngineOptions, role: Role) -> Group:
         engine=options,
         role=role.value,
         retracted_s=math.inf,
+        sharing=sharing,
     )
     return Group(await start_scheduler(config), config.instance_id, role, options.page_size)
 

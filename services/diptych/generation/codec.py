@@ -90,6 +90,7 @@ def content_to_wire(content: ContentSegment) -> worker_pb2.ContentSegment:
         num_tokens=content.num_tokens,
         digest=content.digest,
         image=worker_pb2.Image(height=image.height, width=image.width, rgb=image.rgb) if image else None,
+        encoder_instance_id=content.encoder,
     )
 
 

@@ -38,7 +38,7 @@ def contents_of(leg: StartLeg) -> tuple[ContentSegment, ...]:
 
 def _content_of(wire: worker_pb2.ContentSegment) -> ContentSegment:
     image = Image(wire.image.height, wire.image.width, wire.image.rgb) if wire.HasField("image") else None
-    return ContentSegment(wire.start, wire.num_tokens, wire.digest, image)
+    return ContentSegment(wire.start, wire.num_tokens, wire.digest, image, wire.encoder_instance_id)
 
 
 def prompt_len(leg: StartLeg) -> int:

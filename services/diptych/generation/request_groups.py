@@ -16,7 +16,9 @@ MAX_TENANT_LEN: Final = 256
 MAX_PRIORITY: Final = 100
 OF_MODEL: Final = "draft"  # guesses by a draft model
 OF_NEXT_LAYER: Final = "mtp"  # by a layer of the model that predicts one token more
-DRAFT_SOURCES: Final = ("suffix", "ngram", OF_MODEL, OF_NEXT_LAYER)  # of which one guesses how a request goes on
+OF_HEAD: Final = "eagle"  # by an EAGLE-3 head that was made for the model
+# of which one guesses how a request goes on
+DRAFT_SOURCES: Final = ("suffix", "ngram", OF_MODEL, OF_NEXT_LAYER, OF_HEAD)
 MAX_TOOL_LEN: Final = 64  # characters of a tool's name that tell tools apart
 MAX_EXPECTED_TOKENS: Final = 2**24  # of an output
 NO_DRAFTS: Final = "off"

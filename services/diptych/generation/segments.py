@@ -54,6 +54,7 @@ class ContentSegment:
     num_tokens: int  # places that it takes, at least 1
     digest: bytes  # SHA-256 of what is encoded: content with the same one shares KV
     image: Image | None = None  # what it is made of
+    encoder: int = 0  # instance that has its rows, to be pulled; 0: nobody, as far as is known
 
     @property
     def end(self) -> int:

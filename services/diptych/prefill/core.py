@@ -7,7 +7,7 @@ A room is queued to be computed once it has all that it waits for: decode's page
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
@@ -96,6 +96,7 @@ class PrefillCore:
         self.effects: list[Effect] = []  # to be carried out, for `pop_effects`
         self._sender = Sender(cache, rules, self.effects)
         self._rooms = Rooms(cache, self._queue, self._sender, self.effects, rules.timeout_s)
+        self.by_room: Mapping[int, PrefillRoom] = self._rooms.by_room
         self._rendezvous = Rendezvous()
         self._step = new_step((), ())
 
@@ -300,9 +301,13 @@ class PrefillCore:
     # time and state
 
     def expire(self, now_s: float) -> None:
-        if self._rooms.by_room:
+        if self.by_room:
             self._rooms.expire(now_s)
             self._queue.expire(now_s)
+        if self._rendezvous.parked:
+            self._expire_parked(now_s)
+
+    def _expire_parked(self, now_s: float) -> None:
         for peer, room_id in self._rendezvous.expire(now_s):
             reason = Abort(room_id, FailureCode.ABORTED.value, "the router never sent this room to prefill")
             self._rendezvous.park(peer, reason, now_s)  # decode takes its pages back: they must not be written any more
@@ -340,10 +345,6 @@ class PrefillCore:
 
     def has_room(self, room_id: int) -> bool:
         return room_id in self._rooms
-
-    @property
-    def has_rooms(self) -> bool:
-        return bool(self._rooms.by_room)
 
     def admitted_prompts(self) -> list[Request]:
         """Return prompts that hold pages until they are sent; not moved requests, which may come back."""

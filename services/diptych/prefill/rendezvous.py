@@ -25,7 +25,7 @@ class Rendezvous:
     """Early notes by (peer, room). An Abort overtakes and replaces a grant, as the room's tombstone."""
 
     def __init__(self) -> None:
-        self._parked: OrderedDict[tuple[int, int], _Parked] = OrderedDict()  # in order of expiry
+        self.parked: OrderedDict[tuple[int, int], _Parked] = OrderedDict()  # in order of expiry
         self._num_pages = 0
 
     def receive(self, peer: int, note: Note, now_s: float) -> list[SendNote]:
@@ -43,10 +43,10 @@ class Rendezvous:
     def park(self, peer: int, note: EarlyNote, now_s: float) -> None:
         """Keep `note` until its room starts. A grant after the abort of its room stays aborted."""
         key = (peer, note.room)
-        before = self._parked.get(key)
+        before = self.parked.get(key)
         if before is None or not isinstance(before.note, Abort):
             self._drop(key)
-            self._parked[key] = _Parked(note, now_s + KEEP_S)
+            self.parked[key] = _Parked(note, now_s + KEEP_S)
             self._num_pages += _size(note)
 
     def pop(self, peer: int, room: int) -> EarlyNote | None:
@@ -54,14 +54,14 @@ class Rendezvous:
 
     def forget(self, peer: int) -> None:
         """Drop what a lost peer sent."""
-        for key in [key for key in self._parked if key[0] == peer]:
+        for key in [key for key in self.parked if key[0] == peer]:
             self._drop(key)
 
     def expire(self, now_s: float) -> list[tuple[int, int]]:
         """Drop what is too old; return (peer, room) of the grants among it: they must be told."""
         unanswered: list[tuple[int, int]] = []
-        while self._parked:
-            key, parked = next(iter(self._parked.items()))
+        while self.parked:
+            key, parked = next(iter(self.parked.items()))
             if parked.expiry_s > now_s and self._num_pages <= MAX_PARKED_PAGES:
                 break
             self._drop(key)
@@ -70,10 +70,10 @@ class Rendezvous:
         return unanswered
 
     def next_expiry_s(self) -> float | None:
-        return next(iter(self._parked.values())).expiry_s if self._parked else None
+        return next(iter(self.parked.values())).expiry_s if self.parked else None
 
     def _drop(self, key: tuple[int, int]) -> EarlyNote | None:
-        parked = self._parked.pop(key, None)
+        parked = self.parked.pop(key, None)
         if parked is None:
             return None
         self._num_pages -= _size(parked.note)

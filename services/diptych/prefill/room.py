@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from diptych.kvtransfer.notes import Abort, AbortAck, HandedGroup, HandOff, Page
 from diptych.kvtransfer.ownership import Pages
 from diptych.prefill.phases import Phase, Signal, next_phase
 
-Handed = Callable[[int, int, int], tuple[HandedGroup, ...]]  # of a prompt: see `KvCache.handed`
+Handed = Callable[[Request, int, int], tuple[HandedGroup, ...]]  # of a prompt: see `KvCache.handed`
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +99,7 @@ class PrefillRoom:
         if page_size < 1 or grant.cached_prefix_len % page_size or grant.cached_prefix_len >= request.prompt_len:
             claim = f"{grant.cached_prefix_len} tokens of {request.prompt_len}, in pages of {page_size}"
             return f"decode claims a cached prefix of {claim}"
-        groups = handed(request.prompt_len, grant.cached_prefix_len, page_size)
+        groups = _granted(handed(request, grant.cached_prefix_len, page_size), len(grant.pages))
         num_pages = sum(group.num_pages for group in groups)
         if len(grant.pages) != num_pages:
             return f"decode granted {len(grant.pages)} pages where {num_pages} are needed"
@@ -140,3 +140,11 @@ class PrefillRoom:
         gave_up = Abort(room, self.failure.peer_code, self.failure.message)
         note = AbortAck(room) if self.abort_ack_wanted else gave_up
         return SendNote(self.peer, note, stream=0 if self.is_broken else room)
+
+
+def _granted(groups: tuple[HandedGroup, ...], num_pages: int) -> tuple[HandedGroup, ...]:
+    """Return what is handed over to so many pages: decode knows how many of its own hold a state."""
+    *others, last = groups
+    if last.kind != "state":
+        return groups
+    return (*others, replace(last, num_pages=max(1, num_pages - sum(group.num_pages for group in others))))

@@ -22,6 +22,7 @@ from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.finish import Finish
 from diptych.generation.output import Output
 from diptych.kvtransfer.notes import HandOff
+from diptych.kvtransfer.ownership import Pages
 from diptych.kvtransfer.transport import PageWrite
 from diptych.prefill.room import PrefillRoom
 
@@ -89,24 +90,44 @@ class Sender:
         self._post(room, write, effect, now_s)
 
     def _write_windows(self, room: PrefillRoom, now_s: float) -> None:
-        """Send what is live behind the prompt in layers with a window, group by group. Both have pages of one size."""
+        """Send what is live behind the prompt in layers with a window, group by group.
+
+        Pages of another size begin where decode's first one begins. What is not here of it any more, nobody sees: see
+        `HandedGroup`.
+        """
         cache, request = self._cache, room.request
-        first = cache.windows.first_live(request.prompt_len, cache.page_size)
-        src = cache.window_table[request.row, first : cache.pages_for(request.prompt_len)].flatten("F")
-        self._post(room, PageWrite(src, room.destination_beside(len(src))), WritePages, now_s)
+        num_tokens, num_groups = request.prompt_len, cache.windows.num_groups
+        start = cache.windows.first_live(num_tokens, room.page_size) * room.page_size
+        first, skip_tokens = divmod(start, cache.page_size)
+        src = cache.window_table[request.row, first : cache.pages_for(num_tokens)]
+        dst = room.destination_beside(cache.windows.num_live(num_tokens, room.page_size))
+        if room.page_size == cache.page_size:
+            self._post(room, PageWrite(src.flatten("F"), dst), WritePages, now_s)
+            return
+        num_passed = max(0, request.first_window - first)  # which the table names by a page of the text
+        for pages, target in zip(src.T, dst.reshape(num_groups, -1), strict=True):
+            write = PageWrite(pages.copy(), target, skip_tokens=skip_tokens)
+            read = np.concatenate([cache.pages_of(request)[:1], pages[num_passed:]])
+            self._post(room, write, WritePages, now_s, read)
 
     def _write_state(self, room: PrefillRoom, now_s: float) -> None:
         """Send the state after the prompt, which its last step has copied."""
-        request, num_pages = room.request, self._cache.pages_per_state
+        request, num_pages = room.request, room.groups[-1].num_pages
         (src,) = (each.pages for each in request.snapshots if each.num_tokens == request.prompt_len)
-        self._post(room, PageWrite(src.copy(), room.destination_beside(num_pages)), WritePages, now_s)
+        self._post(room, PageWrite(src.copy(), room.destination_beside(num_pages), as_bytes=True), WritePages, now_s)
 
     def _post(
-        self, room: PrefillRoom, write: PageWrite, effect: type[WritePages] | type[StreamPages], now_s: float
+        self,
+        room: PrefillRoom,
+        write: PageWrite,
+        effect: type[WritePages] | type[StreamPages],
+        now_s: float,
+        read: Pages | None = None,
     ) -> None:
-        src = write.src.astype(np.int32, copy=False)
-        self._cache.pool.pin(src)
-        room.pinned.append(src)
+        """`read`: the pages of `write.src`, each once; None: none is there twice."""
+        pinned = write.src.astype(np.int32, copy=False) if read is None else read
+        self._cache.pool.pin(pinned)
+        room.pinned.append(pinned)
         room.writes_in_flight += 1
         self._effects.append(effect(room.request.room, room.peer, write, self._rules.flow(room.request, now_s)))
 

@@ -1,8 +1,5 @@
 """The router's metrics, in a registry of their own. Durations in seconds.
 
-`PoolMetrics` has the measures by which pools of workers are scaled: sums over the workers that are ready, as they told
-their load and as fast as the router found them: every router tells about the same.
-
 `KeyUsage` tells what the holders of API keys use. Its labels are the names of configured keys, hence bounded.
 """
 
@@ -13,7 +10,6 @@ import collections
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, Self, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -22,21 +18,18 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from diptych.common.build_info import register_version
-from diptych.common.members.instances import computable_tokens, kv_demand, role_of
-from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, LegKind, Role
 from diptych.common.refusals import Refusals
 from diptych.generation.output import FailureCode
 from diptych.grammars.checks import GrammarChecks
 from diptych.router.admission.admission import Admission
 from diptych.router.admission.queue import Reason
-from diptych.router.choose.fits import Curve
 from diptych.router.keys.caller import Callers, KeyHolder
+from diptych.router.pool_metrics import PoolMember, PoolMetrics
 from diptych.router.tracing.record import FAILURES
 from diptych.router.values.served import ITL_BOUNDS, TTFT_BOUNDS, Served
 from diptych.router.values.slo_tiers import NO_TIERS, Tier, Tiers
 from diptych.tokens.segment_cache import SegmentCache
-from diptych.v1.bootstrap_pb2 import Instance, WorkerLoad
 from diptych.v1.worker_pb2 import LegStats
 
 ANSWER_BUCKETS: Final = (*TTFT_BOUNDS, 1200.0, 1800.0, 3600.0)  # of whole answers
@@ -66,9 +59,9 @@ LEG_STAGES: Final[Mapping[LegKind, tuple[str, Sequence[str]]]] = {  # as `LegSta
     LegKind.DECODE: ("decode", ("queue", "transfer", "join")),
     LegKind.LOCAL: ("prefill", ("queue", "compute")),
     LegKind.POOL: ("prefill", ("queue", "compute")),
+    LegKind.ENCODE: ("encode", ("queue", "compute")),
 }
 APIS: Final = ("chat", "completions", "responses", "messages", "generate", "tokens", "vectors", "batch", "grpc")
-POOL_PREFIX: Final = "diptych_router_pool"
 KEY_PREFIX: Final = "diptych_router_key"
 
 
@@ -191,6 +184,8 @@ class RouterMetrics:
         self.hedges = counter("hedges", "Second attempts beside one that was slow to answer")
         self.replays = counter("replays", "Retries that continued after tokens had been sent")
         self._batch_lines = counter("batch_lines", "Requests of batches that were run, by outcome", "outcome")
+        self.images_encoded = counter("images_encoded", "Images that encode workers encoded for prompts")
+        self.images_late = counter("images_not_encoded", "Images left to who computes the prompt: too late, or refused")
         self.moves_begun = counter("moves_begun", "Running requests that were asked to go on at another worker")
         self.moves = counter("moves", "Running requests that went on at another worker, with their KV")
         self._show_zeros()
@@ -314,63 +309,6 @@ class RouterMetrics:
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)
-
-
-@dataclass(frozen=True, slots=True)
-class PoolMember:
-    """One instance, as it counts for its pool."""
-
-    record: Instance
-    load: WorkerLoad
-    prefill: Curve  # seconds to compute prompts there
-
-    @property
-    def pool(self) -> tuple[str, str]:
-        return role_of(self.record), self.record.pool
-
-    @property
-    def state(self) -> State:
-        return State(self.record.state)
-
-    @property
-    def backlog_s(self) -> float:
-        """How long it will compute what waits."""
-        return self.prefill.mean_slope * computable_tokens(self.load)
-
-
-class PoolMetrics(Collector):
-    """Asks for the members at each scrape."""
-
-    def __init__(self, members: Callable[[], Iterable[PoolMember]]) -> None:
-        self._members = members
-
-    def describe(self) -> Iterator[Metric]:
-        """Nothing: else registering would ask for the members."""
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
-        members = tuple(self._members())
-        workers = GaugeMetricFamily(f"{POOL_PREFIX}_workers", "Instances of a pool", labels=("role", "pool", "state"))
-        for (pool, state), count in sorted(
-            collections.Counter((member.pool, member.state) for member in members).items()
-        ):
-            workers.add_metric([*pool, state.name.lower()], count)
-        yield workers
-        ready = [member for member in members if member.state is State.READY]
-        yield _sum("prefill_backlog_seconds", "Time that waiting prompt tokens take", ready, lambda m: m.backlog_s)
-        yield _sum("kv_full_workers", "Sum of KV demands", ready, lambda m: kv_demand(m.load))
-        yield _sum("requests_running", "Requests with pages", ready, lambda m: m.load.num_running)
-        yield _sum("requests_waiting", "Requests that wait", ready, lambda m: m.load.num_waiting)
-
-
-def _sum(name: str, words: str, members: Iterable[PoolMember], value: Callable[[PoolMember], float]) -> Metric:
-    sums: dict[tuple[str, str], float] = {}
-    for member in members:
-        sums[member.pool] = sums.get(member.pool, 0.0) + value(member)
-    family = GaugeMetricFamily(f"{POOL_PREFIX}_{name}", words, labels=("role", "pool"))
-    for pool, total in sorted(sums.items()):
-        family.add_metric(pool, total)
-    return family
 
 
 class KeyUsage(Collector):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from diptych.common.members.roles import LegKind
-from diptych.engine.values.events import AbortRoom, ToolCalled
+from diptych.engine.values.events import AbortRoom, PrefixHolder, ToolCalled
 from diptych.engine.values.events import Move as AskToMove
 from diptych.generation.page_hash import prompt_hash
 from diptych.router.admission.queue import AdmissionQueue, Admitted, Claim, Outcome, Reason
@@ -29,7 +29,7 @@ from diptych.router.workers.legs import Leg, Work
 from diptych.router.workers.worker_view import Pair
 from diptych.simulator.clock import Clock
 from diptych.simulator.decisions import Decisions
-from diptych.simulator.known import KnownWorkers
+from diptych.simulator.known import MODEL, KnownWorkers
 from diptych.simulator.messages import Command, NewLeg
 from diptych.simulator.prompts import SimPrompt
 from diptych.simulator.served import Attempt, Served
@@ -62,7 +62,7 @@ class Front:
         self._catch_up = catch_up
         self._rng = random.Random(setup.seed)
         self._plan = plan_of(setup.policy)
-        self.workers = KnownWorkers(clock, self._on_change)
+        self.workers = KnownWorkers(clock, self._on_change, MODEL if setup.transfer.pulls else "")
         self._breakers = Breakers(setup.router.breaker_failures)
         self._chooser = Chooser(self.workers.state, self.workers.estimates, self._rng, 0)
         self._queue = AdmissionQueue(setup.router.limits)
@@ -221,7 +221,8 @@ class Front:
             worker_id = attempt.worker_of(kind)
             leg = Leg(attempt, kind, selection.work, peer_id, len(progress.output_ids))
             self.workers[worker_id].legs.add(room, leg)
-            self._send(worker_id, self._leg(served, room, kind, peer_id))
+            holder = None if kind is LegKind.DECODE else _holder_of(selection)
+            self._send(worker_id, self._leg(served, room, kind, peer_id)._replace(holder=holder))
         self._clock.at(progress.wait_budget.ends_s, lambda: self._end_if_it_is_time(attempt))
         if self._setup.router.moves and selection.request.slo.tpot_s > 0:
             self._look_later()
@@ -395,6 +396,11 @@ class Front:
 
     def after(self, seconds: float, act: Callable[[], None]) -> None:
         self._clock.after(seconds, act)
+
+
+def _holder_of(selection: Selection) -> PrefixHolder | None:
+    held = selection.candidates.workers[selection.pair.prefill_id].held
+    return None if held is None else PrefixHolder(held.instance_id, held.num_tokens)
 
 
 _OTHER: Final = {LegKind.PREFILL: LegKind.DECODE, LegKind.DECODE: LegKind.PREFILL}

@@ -71,8 +71,10 @@ class Known:
 class KnownWorkers:
     """All workers, and what has been learned of them. `on_change` hears that others may serve together now."""
 
-    def __init__(self, clock: Callable[[], float], on_change: Callable[[], None]) -> None:
+    def __init__(self, clock: Callable[[], float], on_change: Callable[[], None], lends: str = "") -> None:
+        """`lends`: as in the state of each worker."""
         self._clock = clock
+        self._lends = lends
         self._on_change = on_change
         self._known: dict[int, Known] = {}
         self._pairs: tuple[Pair, ...] | None = None  # None after a change
@@ -110,7 +112,7 @@ class KnownWorkers:
     def state(self, worker_id: int) -> StateNow:
         """Return what a choice asks of a worker."""
         known = self._known[worker_id]
-        return StateNow(known.load(), known.record.setup.kv_token_bytes)
+        return StateNow(known.load(), known.record.setup.kv_token_bytes, known.record.linked, self._lends)
 
     # what they say
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from diptych.common.members.roles import LegKind
 from diptych.engine.cache.cache_changes import CacheDelta
 from diptych.engine.values.core_report import Load
-from diptych.engine.values.events import AbortRoom, HandBack, Move, ServeRole, ToolCalled
+from diptych.engine.values.events import AbortRoom, HandBack, Move, PrefixHolder, ServeRole, ToolCalled
 from diptych.generation.output import Output
 from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.slo import Slo
@@ -26,6 +26,7 @@ class NewLeg(NamedTuple):
     tenant: str
     slo: Slo
     num_prior: int  # tokens of the prompt's tail that are output of an earlier attempt
+    holder: PrefixHolder | None = None  # of more of its prompt
 
 
 Command = NewLeg | Move | AbortRoom | HandBack | ServeRole | ToolCalled

@@ -271,7 +271,7 @@ class SimWorker:
             num_prior_output_tokens=leg.num_prior,
         )
         request.page_names = leg.prompt.names(self.setup.page_size).tolist()
-        return Start(request, leg.peer_id, leg.kind)
+        return Start(request, leg.peer_id, leg.kind, leg.holder)
 
     def _sleep(self) -> None:
         """Nothing is to be done before something comes, or a deadline."""

@@ -66,12 +66,19 @@ from diptych.generation.output import LEAVING, Failure, FailureCode, Output
 from diptych.kvtransfer import notes
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady, Pull, Pulled, StopPull
 from diptych.prefill.core import PrefillCore, nothing_behind
+from diptych.unified.ahead import Ahead
 from diptych.unified.giving import Giving
+from diptych.unified.image_rows import RowPages
 from diptych.unified.lending import Lending
 from diptych.unified.moves import Moves, NotMoved
 from diptych.unified.pulling import Means, Pulling
 
-_DEFAULT_KIND: Final = {Role.PREFILL: LegKind.PREFILL, Role.DECODE: LegKind.DECODE, Role.LOCAL: LegKind.LOCAL}
+_DEFAULT_KIND: Final = {
+    Role.PREFILL: LegKind.PREFILL,
+    Role.DECODE: LegKind.DECODE,
+    Role.ENCODE: LegKind.ENCODE,
+    Role.LOCAL: LegKind.LOCAL,
+}
 
 RoleCore = PrefillCore | DecodeCore
 
@@ -94,7 +101,7 @@ class Reserve:
 
     def headroom(self) -> Headroom:
         """Return what new rooms of the decode core must leave."""
-        if not self._prefill.has_rooms:
+        if not self._prefill.by_room:
             return self._whole
         prompts = self._prefill.admitted_prompts()
         num_held = sum(len(self._cache.owned_pages(request)) for request in prompts)
@@ -138,6 +145,7 @@ class UnifiedCore:
         )
         self._pulls = rules.pulls
         self._giving = Giving(cache, means.compute_s, self._of_pulls, is_on=rules.pulls)
+        self._ahead = Ahead(cache, self._of_pulls, is_on=rules.pulls)
         self._pulling = Pulling(cache, means, self._of_pulls)
         self._lending = Lending(cache, self._of_pulls, is_on=rules.pulls)
         coming = self._pulling.coming
@@ -156,6 +164,7 @@ class UnifiedCore:
         self._reserve = Reserve(cache, self._prefill)
         headroom = self._reserve.headroom
         self._decode = DecodeCore(cache, limits, page_nbytes, pace, headroom, drafter, build, turns, coming)
+        self._rows = RowPages(cache, limits, page_nbytes)
         self._moves = Moves(self._decode.leaving, self._prefill)
         self._refusals: list[Effect] = []
         self._stepping: RoleCore = self._decode  # that launched the last step
@@ -178,6 +187,8 @@ class UnifiedCore:
                 self._pulling.on_pulled(peer, note, digest, now_s)
             case NoteArrived(peer, notes.Offer() as note):
                 self._pulling.on_offer(peer, note, now_s)
+            case NoteArrived(peer, notes.OfferEnded() as note) if self._ahead.has(note.room):
+                self._ahead.on_ended(peer, note, now_s)
             case NoteArrived(peer, notes.OfferEnded() as note):
                 self._giving.on_ended(peer, note, now_s)
             case WriteDone(number, error) if self._lending.has(number):
@@ -215,10 +226,12 @@ class UnifiedCore:
             case PeerUp():
                 self._pulling.peer_up(event)
                 self._giving.peer_up(event.peer, now_s)
+                self._ahead.peer_up(event.peer)
             case PeerDown(peer):
                 self._pulling.peer_down(peer, now_s)
                 self._lending.forget(peer)
                 self._giving.peer_down(peer, now_s)
+                self._ahead.peer_down(peer, now_s)
             case WriterGone(peer):
                 self._pulling.writer_gone(peer)
 
@@ -237,9 +250,16 @@ class UnifiedCore:
         if problem:
             self._refusals.append(Emit(Output(event.request.room, failure=problem)))
             return
+        if kind is LegKind.ENCODE:
+            self._encode(event, now_s)
+            return
         self._cache.sessions.arrived(event.request, now_s)
+        if kind is LegKind.DECODE:
+            event.request.computed_by = event.peer
         if self._pulls and event.holder is not None and kind is not LegKind.DECODE:
             self._pulling.begin(event.request, event.holder, now_s)
+        if self._pulls and event.request.contents and kind is not LegKind.DECODE:
+            self._pull_rows(event.request, now_s)
         core = self._prefill if kind is LegKind.PREFILL else self._decode
         if kind is LegKind.POOL:
             kind = LegKind.LOCAL
@@ -247,6 +267,14 @@ class UnifiedCore:
         core.handle(event if event.kind is kind else replace(event, kind=kind), now_s)
         if not core.has_room(event.request.room):
             self._cache.sessions.waits_no_more(event.request)
+
+    def _pull_rows(self, request: Request, now_s: float) -> None:
+        for index, (content, keys, namespace) in enumerate(self._rows.wanted(request)):
+            self._pulling.begin_rows(request, content.encoder, index, keys, namespace, now_s)
+
+    def _encode(self, event: Start, now_s: float) -> None:
+        """Its end is that of its rows, which stay in the cache."""
+        self._decode.handle(replace(event, request=self._rows.encoding(event.request), kind=LegKind.LOCAL), now_s)
 
     def _move(self, event: Move) -> None:
         if self._has_room(event.room):
@@ -277,7 +305,10 @@ class UnifiedCore:
             return Failure(FailureCode.OVERLOADED, f"this worker serves {self._role.value} now, no {kind.value} legs")
         if self._prefill.has_room(room) or self._decode.has_room(room):
             return Failure(FailureCode.INVALID, f"room {room:016x} is already in use")
-        problem = refuse_pooled(request, self._limits) if kind is LegKind.POOL else refuse_text(self._limits)
+        if kind is LegKind.ENCODE:
+            problem = self._rows.refuse(request)
+        else:
+            problem = refuse_pooled(request, self._limits) if kind is LegKind.POOL else refuse_text(self._limits)
         return None if problem is None else Failure(FailureCode.INVALID, problem)
 
     def _owner(self, room: int) -> RoleCore:
@@ -307,7 +338,7 @@ class UnifiedCore:
 
         Where the decode core has none, nobody gets a token before some prompt is computed, however late that is.
         """
-        if not self._prefill.has_rooms:
+        if not self._prefill.by_room:
             return self._plan_decode(now_s)
         first = self._prefill.next_prompt(now_s)
         if self._stepping is self._prefill or self._goes_on(first, now_s):
@@ -324,20 +355,24 @@ class UnifiedCore:
         batch = self._prefill.plan(now_s, least)
         if batch is not None:
             self._stepping, self._has_computed = self._prefill, False
-        return batch
+            return self._rows.begin_step(batch) if self._rows.can_carry else batch
+        return None
 
     def _plan_decode(self, now_s: float, elsewhere: NextPrompt | None = None) -> ForwardBatch | None:
         """`elsewhere`: a prompt of the other core, whose turn it is before those of this one."""
         batch = self._decode.plan(now_s, elsewhere)
         if batch is not None:
             self._stepping, self._has_computed = self._decode, batch.mode is not ForwardMode.DECODE
-        return batch
+            return self._rows.begin_step(batch) if self._rows.can_carry else batch
+        return None
 
     def sampling(self) -> SamplingBatch:
         return self._stepping.sampling()
 
     def commit(self, result: StepResult, now_s: float) -> None:
         self._stepping.commit(result, now_s)
+        if self._rows.can_carry:
+            self._rows.end_step()
         if self._moves.has_any:
             self._settle_moves(now_s)
 
@@ -346,6 +381,8 @@ class UnifiedCore:
 
     def give_up(self) -> None:
         self._stepping.give_up()
+        if self._rows.can_carry:
+            self._rows.undo_step()
 
     # steps that can be told beforehand: a simulation need not take them one by one
 
@@ -371,6 +408,8 @@ class UnifiedCore:
         if self._pulling.has_any:
             self._pulling.expire(now_s)
         self._giving.expire(now_s)
+        if self._cache.sessions.left:
+            self._ahead.look(now_s)
         self._prefill.expire(now_s)
         self._decode.expire(now_s)
         if self._moves.has_any:
@@ -405,7 +444,7 @@ class UnifiedCore:
 
     def load(self) -> Load:
         decode = self._decode.load()
-        if self._role is Role.LOCAL or (self._role is Role.UNIFIED and not self._prefill.has_rooms):
+        if self._role is Role.LOCAL or (self._role is Role.UNIFIED and not self._prefill.by_room):
             return decode  # which is all that there is
         prefill = self._prefill.load()
         return decode._replace(
@@ -419,5 +458,5 @@ class UnifiedCore:
         )
 
     def report(self) -> CoreReport:
-        of_pulls = self._pulling.report() + self._lending.report() + self._giving.report()
+        of_pulls = self._pulling.report() + self._lending.report() + self._giving.report() + self._ahead.report()
         return self._prefill.report() + self._decode.report() + of_pulls

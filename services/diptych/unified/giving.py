@@ -95,7 +95,7 @@ class Giving:
         self._go_on(now_s)
 
     def expire(self, now_s: float) -> None:
-        if self.is_open and now_s >= self._until_s:
+        if (self._texts or self._offered) and now_s >= self._until_s:
             self._stop()
 
     def next_s(self) -> float | None:
@@ -128,7 +128,7 @@ class Giving:
         waiting: list[_Text] = []
         while self._texts and len(waiting) < MAX_WAITING and (free := self._free_peers()):
             text = self._texts.popleft()
-            if _is_here(text.node):
+            if is_here(text.node):
                 self._offer_to(free, text, waiting, now_s)
         self._texts.extendleft(reversed(waiting))
         if self._texts and not self._open_peers():
@@ -154,21 +154,26 @@ class Giving:
         return {peer for peer in self._open_peers() if busy.count(peer) < MAX_OFFERED}
 
     def _offer(self, text: _Text, peer: int, number: int, now_s: float) -> None:
-        cache, node = self._cache, text.node
-        tokens, extra_key = cache.tree.text_of(node)
         text.tried.add(peer)
         self._offered[number] = _Offered(text, peer)
-        offer = Offer(
-            room=number,
-            kv=cache.made_by,
-            namespace=extra_key,
-            tokens=tokens.astype("<i8").tobytes(),
-            page_size=cache.page_size,
-            idle_s=max(0.0, now_s - node.used_s),
-            num_uses=node.num_uses,
-            within_s=self._until_s - now_s,
-        )
+        idle_s = max(0.0, now_s - text.node.used_s)
+        offer = offer_of(self._cache, text.node, number, idle_s=idle_s, within_s=self._until_s - now_s)
         self._effects.append(SendNote(peer, offer))
+
+
+def offer_of(cache: KvCache, node: Node, number: int, *, idle_s: float, within_s: float) -> Offer:
+    """Return the offer of the text that ends at a node."""
+    tokens, extra_key = cache.tree.text_of(node)
+    return Offer(
+        room=number,
+        kv=cache.made_by,
+        namespace=extra_key,
+        tokens=tokens.astype("<i8").tobytes(),
+        page_size=cache.page_size,
+        idle_s=idle_s,
+        num_uses=node.num_uses,
+        within_s=within_s,
+    )
 
 
 def _run(node: Node, places: dict[Node, int], now_s: float) -> Run:
@@ -177,6 +182,6 @@ def _run(node: Node, places: dict[Node, int], now_s: float) -> Run:
     return Run(places.get(node.parent, -1), first, len(node.pages), node.num_uses, max(0.0, now_s - node.used_s))
 
 
-def _is_here(node: Node) -> bool:
+def is_here(node: Node) -> bool:
     """Whether it is still in the pool, and found there."""
     return node.parent is not None and node.num_pool_pages > 0 and not node.is_withdrawn

@@ -1,4 +1,4 @@
-"""The workers: `diptych prefill`, `diptych decode` and `diptych unified`. Each begins in another role."""
+"""The workers: `diptych prefill`, `decode`, `unified` and `encode`. Each begins in another role."""
 
 from __future__ import annotations
 
@@ -31,5 +31,12 @@ class UnifiedConfig(WorkerConfig):
     role: ClassVar = Role.UNIFIED
 
 
-def main(config: PrefillConfig | DecodeConfig | UnifiedConfig) -> int:
+@dataclass(frozen=True, slots=True)
+class EncodeConfig(WorkerConfig):
+    """Encode the images of prompts, which other workers compute."""
+
+    role: ClassVar = Role.ENCODE
+
+
+def main(config: PrefillConfig | DecodeConfig | UnifiedConfig | EncodeConfig) -> int:
     return run_worker(config, config.role)

@@ -57,6 +57,9 @@ class Wanted:
     names: Sequence[int]  # of its pages
 
 
+Waited = tuple[tuple[Pull, int], ...]
+
+
 class Pulling:
     """What it has to say goes to `effects`."""
 
@@ -68,7 +71,7 @@ class Pulling:
         self._counts = CoreCounts()
         self._prices = PullPrices()
         self._pulls: dict[int, Pull] = {}  # by id
-        self._waiting: dict[int, tuple[Pull, int]] = {}  # by room of a request: its pull, and the tokens that it brings
+        self._waiting: dict[int, Waited] = {}  # by room of a request: its pulls, and the tokens that each brings
         self._linked: set[int] = set()
         self._in_parts: set[int] = set()  # peers that have other ranks than we
 
@@ -78,8 +81,10 @@ class Pulling:
 
     def coming(self, request: Request) -> ComingPrefix | None:
         """Return what a request had better wait for."""
-        pull, num_tokens = self._waiting.get(request.room, (None, 0))
-        return None if pull is None or not pull.is_coming else ComingPrefix(pull, num_tokens)
+        for pull, num_tokens in self._waiting.get(request.room, ()):
+            if pull.is_coming:
+                return ComingPrefix(pull, num_tokens)
+        return None
 
     # beginnings
 
@@ -99,10 +104,22 @@ class Pulling:
         if not worth_loading(self._load_s(wanted, start, now_s), compute_s):
             return
         if (pull := self._ask(wanted, compute_s, None, now_s)) is not None:
-            self._waiting[request.room] = pull, len(tokens)
+            self._wait(request, pull, len(tokens))
+
+    def begin_rows(self, request: Request, peer: int, index: int, keys: I64, namespace: bytes, now_s: float) -> None:
+        """Pull the rows of an image of a request's prompt from who has encoded it; `index`: which of its images."""
+        names = chain_hashes(root_hash(namespace), keys, self._cache.page_size).tolist()
+        number = pull_id((request.room + 1 + index) % (1 << 64))
+        if self._joins(request, names, is_prefix=False) or not self._may_ask(peer, number, now_s):
+            return
+        if (pull := self._ask(Wanted(number, peer, keys, namespace, names), math.inf, None, now_s)) is not None:
+            self._wait(request, pull, 0)
+
+    def _wait(self, request: Request, pull: Pull, num_tokens: int) -> None:
+        self._waiting[request.room] = (*self._waiting.get(request.room, ()), (pull, num_tokens))
 
     def on_offer(self, peer: int, note: notes.Offer, now_s: float) -> None:
-        """A peer that leaves has something. It is taken if nothing has to go for it that is wanted more."""
+        """A peer has something to give. It is taken if nothing has to go for it that is wanted more."""
         pull = self._pulls.get(note.room)
         if pull is not None and pull.peer == peer and pull.is_offered and pull.is_coming:
             return  # it came twice
@@ -132,13 +149,13 @@ class Pulling:
         wanted = Wanted(note.room, peer, tokens, note.namespace, names)
         return None if self._ask(wanted, math.inf, note, now_s) else "failed"  # now; others may be taken all the same
 
-    def _joins(self, request: Request, names: Sequence[int]) -> bool:
-        """Whether the request waits for a pull of another one, which brings some of its prefix."""
+    def _joins(self, request: Request, names: Sequence[int], *, is_prefix: bool = True) -> bool:
+        """Whether the request waits for a pull of another one, which brings some of its prefix, or rows of an image."""
         coming = [pull for pull in self._pulls.values() if pull.is_coming and pull.brings(names)]
         if not coming:
             return False
         most = max(coming, key=lambda pull: pull.brings(names))
-        self._waiting[request.room] = most, most.brings(names) * self._cache.page_size
+        self._wait(request, most, most.brings(names) * self._cache.page_size if is_prefix else 0)
         return True
 
     def _may_ask(self, peer: int, number: int, now_s: float) -> bool:
@@ -293,7 +310,8 @@ class Pulling:
         pull.on(Signal.ENDED)
         del self._pulls[pull.id]
         self._prices.ended(pull.peer, pull.num_bytes)
-        self._waiting = {room: each for room, each in self._waiting.items() if each[0] is not pull}
+        left = {room: tuple(each for each in waited if each[0] is not pull) for room, waited in self._waiting.items()}
+        self._waiting = {room: waited for room, waited in left.items() if waited}
 
     # links and time
 

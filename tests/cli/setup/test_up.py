@@ -36,7 +36,7 @@ def _root_logger() -> Iterator[None]:
     ("changes", "message"),
     [
         ({"prefill": 0}, "--prefill must be at least 1 without --unified"),
-        ({"decode": -1, "unified": 1}, "--prefill, --decode and --unified must be 0 or more"),
+        ({"decode": -1, "unified": 1}, "--prefill, --decode, --unified and --encode must be 0 or more"),
         ({"threads": -1}, "--threads must be 0 or more"),
         ({"max_model_len": 1}, "--max-model-len must be 0 or at least 2"),
         ({"served_model_name": ("two words",)}, "--served-model-name takes names"),

@@ -70,6 +70,12 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama4Text",
         {"num_local_experts": 128, "interleave_moe_layer_step": 2, "use_qk_norm": False},
     ),
+    "Gemma-3-27B": (
+        "Gemma3Text",
+        {"hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62, "num_attention_heads": 32}
+        | {"num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 168, "sliding_window": 1024}
+        | {"vocab_size": 262208},
+    ),
     "Gemma 4, as transformers makes it of nothing": ("Gemma4Text", {}),
     "gpt-oss-120b": ("GptOss", {}),
     "Mistral-Small-4": ("Mistral4", {}),
@@ -117,6 +123,7 @@ KNOWN = {
     "Llama-3.1-405B": (405.9, 504),
     "Llama-4-Scout": (17.2, 192),
     "Llama-4-Maverick": (17.2, 192),
+    "Gemma-3-27B": (27.0, 496),
     "Gemma 4, as transformers makes it of nothing": (5.08, 140),
     "gpt-oss-120b": (5.7, 72),
     "Mistral-Small-4": (6.63, 22.5),
@@ -221,6 +228,23 @@ def test_people_are_told_what_fits_and_what_does_not(tmp_path: Path, capsys: pyt
     assert "1,024 tokens: 256 MiB, 32,768 tokens: 8 GiB" in told
     assert main(DescribeConfig(model=str(tmp_path), gpu_gib=48)) == 0
     assert "do not fit beside a KV pool: give a larger --tp or --gpu-gib" in capsys.readouterr().out
+
+
+def test_schedulers_that_share_experts_have_all_but_those_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = transformers.DeepseekV3Config(**PUBLISHED["DeepSeek-V3"][1], architectures=["DeepseekV3ForCausalLM"])
+    config.save_pretrained(tmp_path)
+    alone, shared = described(tmp_path, capsys), described(tmp_path, capsys, dp_attention=8)
+    experts = 58 * 256 * 3 * 7168 * 2048 * 2
+    assert alone["gpu"]["weights_bytes"] - shared["gpu"]["weights_bytes"] == experts * 7 // 8
+    assert shared["gpu"]["page_bytes"] == alone["gpu"]["page_bytes"]
+    assert main(DescribeConfig(model=str(tmp_path), gpu_gib=141, tp=2, dp_attention=8)) == 0
+    told = capsys.readouterr().out
+    assert "\n16 GPUs      of 141 GiB, each: weights" in told
+    assert "a part of the experts of 8 schedulers, at most" in told
+    with pytest.raises(ConfigError, match=r"256 experts of .* are fewer than the 512 ranks"):
+        main(DescribeConfig(model=str(tmp_path), dp_attention=512))
 
 
 def test_experts_in_mxfp4_take_four_bits_a_weight_and_their_scales(

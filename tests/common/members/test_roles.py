@@ -11,6 +11,7 @@ SERVED = {
     Role.PREFILL: {LegKind.PREFILL, LegKind.POOL},
     Role.DECODE: {LegKind.DECODE},
     Role.UNIFIED: {LegKind.PREFILL, LegKind.DECODE, LegKind.LOCAL, LegKind.POOL},
+    Role.ENCODE: {LegKind.ENCODE},
     Role.LOCAL: {LegKind.LOCAL, LegKind.POOL},
 }
 SENDS = {
@@ -37,8 +38,11 @@ def test_workers_of_any_roles_may_be_linked_for_prompts_prefixes_or_requests_tha
     both = set(itertools.product(Role, Role))
     makes, computes = {Role.DECODE, Role.UNIFIED}, {Role.PREFILL, Role.UNIFIED}
     assert {(one, other) for one, other in both if one.hands_on_to(other)} == set(itertools.product(makes, makes))
-    assert {(one, other) for one, other in both if one.shares_with(other)} == set(itertools.product(computes, computes))
-    assert {pair for pair in both if pair[0].links_with(pair[1])} == {pair for pair in both if Role.LOCAL not in pair}
+    encoding = {*itertools.product({Role.ENCODE}, computes), *itertools.product(computes, {Role.ENCODE})}
+    sharing = {*itertools.product(computes, computes), *encoding}
+    assert {(one, other) for one, other in both if one.shares_with(other)} == sharing
+    linked = {pair for pair in both if not {Role.LOCAL, Role.ENCODE}.intersection(pair)} | encoding
+    assert {pair for pair in both if pair[0].links_with(pair[1])} == linked
 
 
 def test_roles_and_kinds_have_the_names_of_the_protocol() -> None:

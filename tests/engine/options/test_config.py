@@ -68,6 +68,27 @@ def test_one_process_shares_no_experts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dp": 1}, "--dp above 1"),
+        ({"device": "sim"}, "--device sim"),
+        ({"device": "cpu", "overlap": "on"}, "--overlap on"),
+        ({"speculate": "mtp"}, "--speculate mtp"),
+        ({"lora": ("a=/a",)}, "--lora"),
+        ({"deterministic": True}, "--deterministic"),
+        ({"rebalance_experts": -1}, "--rebalance-experts"),
+        ({"dp_attention": False, "redundant_experts": 1}, "--redundant-experts"),
+    ],
+)
+def test_schedulers_that_share_experts_refuse_what_is_no_common_step(changes: Any, words: str) -> None:
+    options = EngineOptions(dp=2, dp_attention=True, speculate="suffix")
+    options.validate()
+    assert (options.on("cuda").cuda_graphs, options.num_lora_slots) == ("off", 0)
+    with pytest.raises(ConfigError, match=words):
+        replace(options, **changes).validate()
+
+
+@pytest.mark.parametrize(
     "changes", [{"max_loras": 8, "max_loaded_loras": 2}, {"max_loras": 0, "max_loaded_loras": 4, "lora": ("a=/a",)}]
 )
 def test_fewer_loaded_adapters_than_slots_are_refused_and_some_without_a_slot(changes: Any) -> None:
@@ -85,6 +106,9 @@ def test_fewer_loaded_adapters_than_slots_are_refused_and_some_without_a_slot(ch
         ({"shared_cache": "http://kv"}, "--shared-cache needs the URL of a store"),
         ({"shared_cache": "file://kv", "shared_cache_mib": 64}, "--shared-cache needs the whole path"),
         ({"shared_cache": "file:///kv"}, "--shared-cache needs --shared-cache-mib"),
+        ({"shared_cache": "valkey://us:secret@kv"}, "--shared-cache takes no passwords"),
+        ({"shared_cache": "valkey://"}, "--shared-cache needs the server's name"),
+        ({"shared_cache": "redis://kv", "shared_cache_mib": 64}, "maxmemory-policy allkeys-lru"),
         ({"shared_cache": "s3://kv/a", "shared_cache_mib": 64}, "give the bucket a lifecycle rule"),
         ({"shared_cache_mib": 64}, "--shared-cache-mib needs --shared-cache"),
         ({"shared_cache": "s3://kv/a", "tp": 2}, "--shared-cache needs --tp 1"),

@@ -16,6 +16,18 @@ from diptych.engine.tensor_parallel.sum_rule import SumRule
 from diptych.engine.values.batch import ForwardMode
 
 NewDriver = Callable[..., Any]
+OF_FOUR_RANKS = (  # heads: plain, biased, fused, gated, with sinks, of two kinds, none; experts of each form
+    *(
+        "llama",
+        "qwen2",
+        "phi3",
+        "gpt oss",
+        "llama 4",
+        "gemma4, windows and wide heads",
+        "gemma4, experts beside a network",
+    ),
+    *("deepseek v3", "deepseek v3.2", "mixtral", "qwen3 moe", "qwen2 moe", "ernie4.5 moe", "minimax m2", "qwen3 next"),
+)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
@@ -45,11 +57,23 @@ def test_chunks_after_a_cached_prefix_give_the_logits_of_transformers(
     assert_close(logits, [family_model.logits[i][-1] for i in long])
 
 
-@pytest.mark.parametrize(("size", "backend"), [(2, "cpu"), (4, "torch")])
-def test_ranks_compute_what_one_does_and_the_same_bits_in_whatever_layout(
+def test_two_ranks_compute_what_one_does_and_the_same_bits_in_whatever_layout(
+    new_driver: NewDriver, on_ranks: Callable[..., Any], family_model: Any
+) -> None:
+    assert_ranks_compute_what_one_does(new_driver, on_ranks, family_model, 2, "cpu")
+
+
+@pytest.mark.parametrize("family_model", OF_FOUR_RANKS, indirect=True)
+def test_four_ranks_two_of_which_share_each_head_compute_what_one_does(
+    new_driver: NewDriver, on_ranks: Callable[..., Any], family_model: Any
+) -> None:
+    """Every family's tensors are split among two ranks above; how heads are shared depends on their form alone."""
+    assert_ranks_compute_what_one_does(new_driver, on_ranks, family_model, 4, "torch")
+
+
+def assert_ranks_compute_what_one_does(
     new_driver: NewDriver, on_ranks: Callable[..., Any], family_model: Any, size: int, backend: str
 ) -> None:
-    """Two ranks split the KV heads; of four, two share each."""
     source = open_model(str(family_model.folder))
     recurrent = source.config.recurrent
     if recurrent is not None and any(number % size for number in recurrent.mixer.heads.values()):

@@ -32,6 +32,8 @@ from diptych.engine.tensor_parallel.sum_rule import SumRule
 from diptych.engine.values.batch import ForwardBatch, ImageCounts, ImageRows
 from diptych.v1 import rank_pb2
 
+NO_POOL = torch.zeros(1, 8)
+
 
 @pytest.fixture(scope="module")
 def source(vision_model: Any) -> ModelSource:
@@ -106,7 +108,7 @@ def test_rows_are_shared_under_one_salt_alone_and_kept_up_to_so_many_bytes(runne
     assert image is not None
     tower: Any = decoder.tower  # type: ignore[union-attr]
     row_nbytes = 4 * 64
-    few = EncodedImages(lambda: tower, kept_nbytes=2 * 15 * row_nbytes)
+    few = EncodedImages(lambda: tower, NO_POOL, kept_nbytes=2 * 15 * row_nbytes)
 
     def encode(*keys: bytes) -> int:
         few.of_step(tuple(ImageRows(key, image, 0, 15, 0) for key in keys), torch.device("cpu"))
@@ -121,7 +123,7 @@ def test_rows_are_shared_under_one_salt_alone_and_kept_up_to_so_many_bytes(runne
 
 def test_rows_of_other_weights_are_encoded_anew(runner: ModelRunner) -> None:
     decoder: Any = runner.model.decoder
-    images = EncodedImages(lambda: decoder.tower)
+    images = EncodedImages(lambda: decoder.tower, NO_POOL)
     content = request_of(1, TWO_IMAGES).contents[0]
     assert content.image is not None
     rows = (ImageRows(b"", content.image, 0, 15, 0),)

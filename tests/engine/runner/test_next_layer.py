@@ -1,28 +1,42 @@
-"""The layer that predicts one token more: what it guesses is what transformers computes of the same weights."""
+"""The layer that predicts one token more: what it guesses is what transformers computes of the same weights.
+
+An EAGLE head joins the rows before tokens as such a layer does, and is compared with the published architecture.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from next_layers import FAMILIES, guesses, random_folder, runner_with_next
+from eagle_heads import guesses_by_reference, open_both, random_folders, runner_with_head
+from next_layers import FAMILIES, Guess, Served, guesses, guesses_of, random_folder, runner_with_next
 
 from diptych.engine.runner.hidden_rows import HiddenRows
 from diptych.engine.runner.next_layer import CpuNextLayer
 from diptych.engine.runner.row_places import RowPlaces
 from diptych.engine.values.batch import Bools, ForwardBatch, ForwardMode, OnLayer
 
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request: Any, tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> tuple[str, Path]:
-    return request.param, random_folder(tmp_path_factory.mktemp("models") / "next", request.param, tiny_folder)
+GuessAll = Callable[[], list[Guess]]
 
 
-def test_it_guesses_what_transformers_does(family: tuple[str, Path]) -> None:
-    assert all(ours == theirs for ours, theirs in guesses(*family, runner_with_next))
+@pytest.fixture(scope="module", params=[*FAMILIES, "Eagle"])
+def guess_all(request: Any, tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> GuessAll:
+    base = tmp_path_factory.mktemp("models")
+    if request.param != "Eagle":
+        folder = random_folder(base / "next", request.param, tiny_folder)
+        return lambda: guesses(request.param, folder, runner_with_next)
+    folders = random_folders(base, tiny_folder)
+    source, _ = open_both(folders)
+    by_others = partial(guesses_by_reference, folders.head)
+    return lambda: guesses_of(Served(source, runner_with_head(folders)), by_others)
+
+
+def test_it_guesses_what_others_compute(guess_all: GuessAll) -> None:
+    assert all(ours == theirs for ours, theirs in guess_all())
 
 
 def stale_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +67,7 @@ def stale_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("break_it", [stale_rows, rows_of_a_wrong_guess, stale_cache])
 def test_what_is_stale_is_guessed_by(
-    family: tuple[str, Path], break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    guess_all: GuessAll, break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_it(monkeypatch)
-    assert any(ours != theirs for ours, theirs in guesses(*family, runner_with_next))
+    assert any(ours != theirs for ours, theirs in guess_all())

@@ -40,7 +40,7 @@ def test_weights_wait_for_a_step_that_still_runs_for_requests_that_have_ended(ne
     assert engine.cache.tree.peek(request.tokens[:16]) == 0
 
 
-def test_workers_pair_only_with_pages_of_one_size_where_layers_with_a_window_have_their_own() -> None:
+def test_workers_pair_with_pages_of_any_size_also_where_layers_with_a_window_have_their_own() -> None:
     model = tiny_config(num_layers=4, windows=(8, 0, 8, 0))
 
     def shapes(config: ModelConfig) -> set[str]:
@@ -49,7 +49,7 @@ def test_workers_pair_only_with_pages_of_one_size_where_layers_with_a_window_hav
         return {worker_terms(source, "ucx", each, TransferRules(), EngineOptions(), "").kv_shape for each in layouts}
 
     grouped = "4 layers, 2 KV heads of 16, windows of 8 in 1 pages of their own"
-    assert shapes(model) == {f"{grouped}, of 4 tokens", f"{grouped}, of 8 tokens"}
+    assert shapes(model) == {grouped}
     assert shapes(replace(model, keeps_all=True)) == {"4 layers, 2 KV heads of 16"}
 
 
@@ -68,8 +68,8 @@ def test_workers_pair_only_with_as_many_ranks_where_layers_with_heads_of_two_wid
     assert shapes(replace(model, keeps_all=True)) == {heads}
 
 
-def test_workers_pair_only_with_equal_pages_ranks_and_types_where_layers_have_states() -> None:
-    """Bytes of a state are sent as they lie in pages, and one of ranks is not a part of another."""
+def test_workers_pair_only_with_equal_ranks_and_types_of_layers_where_these_have_states() -> None:
+    """Bytes of a state go as they are to pages of any size, and one of ranks is not a part of another."""
     model = tiny_config(recurrent=Recurrent((0,), ShortConv(32, 3)))
 
     def terms(page_size: int = 4, kv_dtype: str = "float32", num_ranks: int = 1, dtype: Any = "float32") -> Terms:
@@ -77,11 +77,10 @@ def test_workers_pair_only_with_equal_pages_ranks_and_types_where_layers_have_st
         layout = kv_layout(model, 8, page_size, kv_dtype, HeadShare(0, num_ranks, 2))
         return worker_terms(source, "ucx", layout, TransferRules(), EngineOptions(dtype=dtype), "")
 
-    others = terms(page_size=8), terms(dtype="bfloat16"), terms(kv_dtype="bfloat16"), terms(num_ranks=2)
-    assert mismatch(terms(), terms()) == ""
-    assert all(mismatch(terms(), other) for other in others)
-    assert "in pages of 4 tokens in float32 of 1 rank and of" in mismatch(terms(), others[0])
-    assert mismatch(terms(), others[0]).endswith("in pages of 8 tokens in float32 of 1 rank")
+    assert {mismatch(terms(), each) for each in (terms(), terms(page_size=8), terms(kv_dtype="bfloat16"))} == {""}
+    assert "with float32, on 1 rank and of" in mismatch(terms(), terms(num_ranks=2))
+    assert mismatch(terms(), terms(num_ranks=2)).endswith("with float32, on 2 ranks")
+    assert mismatch(terms(), terms(dtype="bfloat16")).endswith("with bfloat16, on 1 rank")
 
 
 def test_workers_with_recurrent_layers_offer_no_requests_that_run() -> None:

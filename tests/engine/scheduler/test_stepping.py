@@ -27,7 +27,7 @@ from diptych.generation.sampling_params import SamplingParams
 from diptych.grammars.compiler import Compiler
 
 VOCAB, PAGE, NUM_PAGES = 1000, 4, 128
-LAUNCH_S, RUN_S = 0.75, 0.5
+LAUNCH_S, RUN_S = 0.75, 1.0
 
 Engine = Any  # the fixture's class: test helpers can't be imported
 NewEngine = Callable[..., Engine]
@@ -230,16 +230,17 @@ def test_a_pass_can_be_queued_while_another_runs_and_gets_its_tokens() -> None:
 
 
 class Device:
-    """A `ModelWorker` in virtual time. To launch a step takes the host longer than the one before has left."""
+    """A `ModelWorker` in virtual time: the host launches a step while the one before it runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_s: float) -> None:
         self.now_s = 0.0
+        self._run_s = run_s
         self._ends: deque[float] = deque()
         self._free_s = 0.0
 
     def forward(self, batch: ForwardBatch) -> None:
         self.now_s += LAUNCH_S
-        self._free_s = max(self.now_s - LAUNCH_S, self._free_s) + RUN_S
+        self._free_s = max(self.now_s - LAUNCH_S, self._free_s) + self._run_s
         self._ends.append(self._free_s)
 
     def sample(self, sampling: SamplingBatch) -> None: ...
@@ -273,12 +274,26 @@ class Steps:
 
 
 def test_a_step_lasts_until_the_device_is_done_not_until_somebody_asks() -> None:
-    device, core = Device(), Steps(5)
+    """The host asks when it has launched the next one, which takes longer than the device has left."""
+    device, core = Device(RUN_S), Steps(5)
     stepping: Any = OverlappedStepping(core, device, lambda: device.now_s)  # type: ignore[arg-type]
     while stepping.advance(lambda: None):
         pass
     assert [step.took_s for step in stepping.meter.last_steps()] == [RUN_S] * 5
     assert core.commits_s[0] == 2 * LAUNCH_S
+
+
+def test_times_of_steps_add_up_where_the_host_takes_longer_than_the_device() -> None:
+    device, core = Device(LAUNCH_S / 2), Steps(4)
+
+    def tell() -> None:
+        device.now_s += 1.0
+
+    stepping: Any = OverlappedStepping(core, device, lambda: device.now_s)  # type: ignore[arg-type]
+    while stepping.advance(tell):
+        pass
+    steps = stepping.meter.last_steps()
+    assert [step.began_s + step.took_s for step in steps[:-1]] == [step.began_s for step in steps[1:]]
 
 
 def one_token(token_id: int = 5) -> ForwardBatch:

@@ -36,7 +36,7 @@ class Scheduler:
 
     def news(self, now_s: float) -> WorkerNews | None:
         events = SchedulerEvents()
-        if self.watching.is_on:
+        if self.log.is_on:
             self.watching.report(events, now_s)
         return events.news if events.HasField("news") else None
 
@@ -66,7 +66,7 @@ def test_a_watch_is_answered_at_once_and_then_four_times_a_second(scheduler: Sch
 def test_a_watch_that_nobody_renews_ends_by_itself_and_costs_nothing_then(scheduler: Scheduler) -> None:
     scheduler.watch(1.0)
     assert max(scheduler.times(3.0)) < 1.0
-    assert (scheduler.watching.is_on, scheduler.watching.next_s, scheduler.log.is_on) == (False, None, False)
+    assert (scheduler.log.is_on, scheduler.watching.next_s) == (False, None)
 
 
 def test_a_watch_that_is_renewed_goes_on(scheduler: Scheduler) -> None:
@@ -80,7 +80,7 @@ def test_a_watch_that_is_renewed_goes_on(scheduler: Scheduler) -> None:
 def test_no_lease_is_longer_than_the_longest(scheduler: Scheduler) -> None:
     scheduler.watch(1e9)
     assert scheduler.news(MAX_LEASE_S) is None
-    assert not scheduler.watching.is_on
+    assert not scheduler.log.is_on
 
 
 def test_links_are_told_once_a_second(scheduler: Scheduler) -> None:

@@ -51,6 +51,9 @@ class Host:
     def drop(self, weights: str) -> None:
         self.done.append(f"without {weights}")
 
+    def serve_others(self) -> None:
+        raise AssertionError("nobody shares experts")
+
     def logits(self, batch: ForwardBatch) -> object:
         assert batch.adapters is not None
         self.done.append(batch.adapters.tolist())

@@ -10,7 +10,8 @@ from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.choose.fits import Curve
 from diptych.router.console.history import INTERVAL_S, NUM_INTERVALS, History, Tokens, charts_of, quantile
 from diptych.router.console.pieces import at_once
-from diptych.router.metrics import PoolMember, RouterMetrics
+from diptych.router.metrics import RouterMetrics
+from diptych.router.pool_metrics import PoolMember
 from diptych.router.values.served import ITL_BOUNDS, TTFT_BOUNDS
 from diptych.router.values.slo_tiers import Tier
 from diptych.v1.bootstrap_pb2 import (

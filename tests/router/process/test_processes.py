@@ -25,7 +25,7 @@ import pytest
 from diptych.cli.requests.asking import members
 from diptych.common.errors import ConfigError, DiptychError
 from diptych.common.event_loop import Stop
-from diptych.common.net.ports import claim, free_port, free_ports
+from diptych.common.net.ports import claim, claim_for_processes, free_port, free_ports
 from diptych.common.trust.tokens import TOKEN_VARIABLE
 from diptych.common.trust.trust import TrustConfig
 from diptych.common.verdicts.restart_policy import RestartPolicy
@@ -196,6 +196,7 @@ def test_processes_share_ports_and_are_members_of_their_own_and_one_that_freezes
             get(f"http://{address}/metrics")
     wait_for(lambda: "2 of 2" in verdict(routers, "startup"))
     assert "every loop runs" in verdict(routers, "live")
+    assert_each_is_asked_by_the_others(routers)
 
     child = routers.children()[0]
     ports = listening_ports(child)
@@ -216,9 +217,8 @@ def test_processes_share_ports_and_are_members_of_their_own_and_one_that_freezes
     assert not psutil.wait_procs(children, TIMEOUT_S)[1]
 
 
-def test_each_process_is_asked_by_the_others_for_what_only_it_knows(routers: Routers) -> None:
-    wait_for(lambda: len(routers.addresses()) == 2)
-    wait_for(lambda: "2 of 2" in verdict(routers, "startup"))
+def assert_each_is_asked_by_the_others(routers: Routers) -> None:
+    """For what only it knows."""
     records = {each.instance_id: each for each in routers._members()}
     ids = sorted(records)
     for own, other in (ids, reversed(ids)):
@@ -291,19 +291,30 @@ def test_a_drained_process_leaves_the_shared_ports_to_the_others_and_its_state_i
     assert patient_routers.process.wait(TIMEOUT_S) == 0
 
 
-@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port"])
-def test_a_second_router_at_the_ports_of_one_that_still_starts_is_refused(model: Path, flag: str) -> None:
+def test_a_second_router_at_a_port_of_one_that_still_starts_is_refused(model: Path) -> None:
     """Their processes could all listen there: connections would be split between two routers."""
     port = free_port()
-    other = "--grpc-port=0" if flag == "--http-port" else "--http-port=0"
-    command = (sys.executable, "-m", "diptych.cli", "router", "--workers=2", f"--model={model}")
-    both = [subprocess.Popen([*command, f"{flag}={port}", other], stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [start_at(model, f"--http-port={port}", "--grpc-port=0") for _ in range(2)]
     wait_for(lambda: any(process.poll() is not None for process in both))
     refused, running = sorted(both, key=lambda process: process.poll() is None)
     running.kill()
     running.communicate()
     assert f"another router runs, or starts, at 127.0.0.1:{port}" in refused.communicate()[1]
     assert (refused.returncode, running.returncode) == (1, -signal.SIGKILL)
+
+
+def test_a_router_claims_its_port_of_grpc_as_well(model: Path) -> None:
+    port = free_port()
+    with claim_for_processes("127.0.0.1", port, flag="--grpc-port"):
+        refused = start_at(model, "--http-port=0", f"--grpc-port={port}")
+        words = refused.communicate(timeout=TIMEOUT_S)[1]
+    assert f"another router runs, or starts, at 127.0.0.1:{port}" in words
+    assert refused.returncode == 1
+
+
+def start_at(model: Path, *ports: str) -> subprocess.Popen[str]:
+    command = (sys.executable, "-m", "diptych.cli", "router", "--workers=2", f"--model={model}", *ports)
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
 class NoMoreProcesses:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diptych.common.members.roles import WORKER_ROLES, Role
-from diptych.engine.values.events import AbortRoom, GiveCache, Move, PrefixHolder, ServeRole
+from diptych.engine.values.events import AbortRoom, GiveCache, Move, PrefixHolder, ServeRole, ToolCalled
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.output import FailureCode, Output
@@ -53,6 +53,7 @@ class Shape:
     pages_per_state: int = 0  # 0: no layer is recurrent
     windows: WindowPages = NO_WINDOWS  # of layers that have pages of their own
     num_host_slots: int = 0  # of a host tier, which takes its time; 0: there is none
+    page_sizes: tuple[int, int] = (PAGE, PAGE)  # of prefill workers, and of all others; unified ones take turns
     is_lossy: bool = False  # notes may be lost, doubled and late while their link is up
 
 
@@ -153,6 +154,15 @@ class Cluster:
         """A worker leaves, and lets its peers have what it has cached; or it runs out of time for that."""
         worker = self.workers[self.rng.choice(self.places)]
         worker.commands.append(GiveCache(self.rng.choice([0.0, 0.05, 1.0, 1.0])))
+        return True
+
+    def call(self) -> bool:
+        """A router says that an output has called a tool; it may be long over, or not yet."""
+        if not self.attempts:
+            return False
+        room = self.rng.choice(list(self.attempts)[-NUM_KNOWN:])
+        for leg in self.attempts[room].legs:
+            self.workers[leg.worker].commands.append(ToolCalled(room, "a tool"))
         return True
 
     def _may_move(self) -> dict[Attempt, list[int]]:
@@ -437,6 +447,8 @@ class Cluster:
     def _new_worker(self, role: str) -> int:
         instance = len(self.workers) + 1
         shape = self.shape
+        num_pages = (shape.prefill_pages, shape.decode_pages)[role != "prefill"]
+        size = shape.page_sizes[instance % 2 if shape.is_unified else role != "prefill"]
         self.workers[instance] = Worker(
             role,
             instance,
@@ -444,7 +456,8 @@ class Cluster:
             self.rules,
             lambda: self.now_s,
             meanwhile=self._meanwhile,
-            num_pages=shape.prefill_pages if role == "prefill" else shape.decode_pages,
+            num_pages=num_pages if size == PAGE else _as_many_tokens(num_pages, size, shape.windows.num_groups),
+            page_size=size,
             is_unified=shape.is_unified,
             max_step_tokens=shape.max_step_tokens,
             step_cost=shape.step_cost,
@@ -508,3 +521,8 @@ class Cluster:
         is_frozen = any(self.workers[instance].is_frozen for instance in (prefill, decode))
         is_up = self.rules.is_up(prefill, decode)
         return is_frozen or not is_up or (at_s is not None and self.now_s < at_s + EXPLAINED_S)
+
+
+def _as_many_tokens(num_pages: int, page_size: int, num_groups: int) -> int:
+    """Return how many pages of a size have room for as many tokens as so many have that are as large as usual."""
+    return num_pages * PAGE // page_size + 6 * (1 + num_groups)

@@ -9,11 +9,11 @@ from null_runner import NullRunner, entries, next_token
 
 from diptych.common.arrays import U64
 from diptych.engine.values.batch import ForwardBatch, OnLayer
-from simulation.requests import LAYERS, PAGE, VOCAB
+from simulation.requests import LAYERS, VOCAB
 
 
 class LayeredRunner(NullRunner):
-    """Over `[num_pages, LAYERS, PAGE]`. Layer `i` of a token's KV is its entry plus `i`.
+    """Over `[num_pages, LAYERS, page_size]`. Layer `i` of a token's KV is its entry plus `i`.
 
     `meanwhile` is called before each layer: what others do while a step runs.
     """
@@ -30,7 +30,7 @@ class LayeredRunner(NullRunner):
         self._layer_listener = layer_listener
 
     def logits(self, batch: ForwardBatch) -> list[int]:
-        pages, offsets = np.divmod(batch.out_slots, PAGE)
+        pages, offsets = np.divmod(batch.out_slots, self._kv.shape[-1])
         fresh, on_layer = entries(batch.input_ids, batch.positions), self._layer_listener()
         for layer in range(LAYERS):
             self._meanwhile()
@@ -41,6 +41,7 @@ class LayeredRunner(NullRunner):
 
     def _next_token(self, pages: np.ndarray[tuple[int], np.dtype[np.int32]], seq_len: int) -> int:
         positions = np.arange(seq_len)
-        kv = self._kv[pages[positions // PAGE], :, positions % PAGE]
+        size = self._kv.shape[-1]
+        kv = self._kv[pages[positions // size], :, positions % size]
         wrong = (kv - kv[:, :1] - np.arange(LAYERS, dtype=np.uint64)).sum(axis=1, dtype=np.uint64)
         return next_token(kv[:, 0] + wrong, VOCAB)

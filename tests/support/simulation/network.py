@@ -17,7 +17,6 @@ from diptych.kvtransfer.inproc.link import Half, Operation, Stream
 from diptych.kvtransfer.inproc.network import NO_FAULTS
 from diptych.kvtransfer.ownership import Pages
 from diptych.kvtransfer.plan import ByteWindow
-from simulation.requests import PAGE
 
 
 class Observer(Protocol):
@@ -27,6 +26,10 @@ class Observer(Protocol):
 
     def copied(self, writer: int, target: int, src: int, dst: int, layers: range, stream: int) -> None:
         """Layers of a page are about to be copied."""
+        ...
+
+    def converted(self, writer: int, target: int, sources: Pages, dst: int, stream: int) -> None:
+        """Some of `sources` are about to become a page of another size."""
         ...
 
     def check_foreign(self, target: int, pages: Pages, what: str) -> None:
@@ -96,17 +99,22 @@ class WatchedNetwork(InprocNetwork):
         while operation.pages:
             page = operation.pages[0]
             is_probe = page.dst >= _num_pages(self._transports[half.peer])
-            if not is_probe:
+            if not is_probe and page.runs.pack is not None:
                 self.num_copies += 1
-                layers = _layers(page.runs.window)
+                sources = page.runs.src.astype(np.int32)
+                self._observer.converted(half.owner, half.peer, sources, page.dst, self._stream)
+            elif not is_probe:
+                self.num_copies += 1
+                layers = _layers(page.runs.window, self._transports[half.owner])
                 self._observer.copied(half.owner, half.peer, page.src, page.dst, layers, self._stream)
             super()._copy(half, operation)
             if not is_probe:
                 return
 
 
-def _layers(window: ByteWindow) -> range:
-    layer_nbytes = PAGE * 8
+def _layers(window: ByteWindow, owner: InprocTransport) -> range:
+    assert owner.pool is not None
+    layer_nbytes = owner.pool.layout.layer_nbytes
     return range(window.src // layer_nbytes, (window.src + window.nbytes) // layer_nbytes)
 
 

@@ -12,7 +12,7 @@ from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.kvtransfer.inproc import FaultPlan
 from diptych.kvtransfer.inproc.network import NO_FAULTS
 from simulation.cluster import Cluster, Shape
-from simulation.requests import LAYERS
+from simulation.requests import LAYERS, PAGE
 from simulation.rules import RuleBroken
 from simulation.worker import Worker
 
@@ -75,12 +75,13 @@ def seeded(
     num_host_slots: int = 0,
     *,
     pulls: bool = False,
+    page_sizes: tuple[int, int] = (PAGE, PAGE),
 ) -> Game:
     """Return the game of a seed, which also chooses the mood and the kind of workers: unified ones where they pull."""
     number, mood = divmod(seed, len(MOODS))
     is_unified, rng = pulls or number % 2 == 1, random.Random(seed)
     beside: dict[str, Any] = {"pages_per_state": pages_per_state, "windows": windows, "num_host_slots": num_host_slots}
-    beside["pulls"] = pulls
+    beside |= {"pulls": pulls, "page_sizes": page_sizes}
     return Game(rng, MOODS[mood], f"seed {seed}", is_unified=is_unified, **beside)
 
 
@@ -98,6 +99,7 @@ class Game:
         windows: WindowPages = NO_WINDOWS,
         num_host_slots: int = 0,
         pulls: bool = False,
+        page_sizes: tuple[int, int] = (PAGE, PAGE),
     ) -> None:
         self.rng = rng
         self.pulls = pulls  # prefixes, from whoever is said to have them
@@ -118,6 +120,7 @@ class Game:
             pages_per_state=pages_per_state,
             windows=windows,
             num_host_slots=num_host_slots,
+            page_sizes=page_sizes,
             rules=self._rules(most_windows=1 if windows.num_groups else LAYERS),
         )
         self.cluster = Cluster(self.shape, rng)
@@ -184,6 +187,7 @@ class Game:
             "move": mood.moves * self.shape.is_unified * (not self.shape.pages_per_state),
             "vacate": mood.moves / 20 * self.shape.is_unified * (not self.shape.pages_per_state),
             "leave": 1.0 * self.pulls,
+            "call": 20.0 * self.pulls,
             "start_late": 10.0 * mood.late_legs,
             "wait": 2.0,
             "abort": mood.aborts,

@@ -69,14 +69,16 @@ class Attempt:
     def legs(self) -> tuple[Leg, ...]:
         return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
 
-    def page_beside(self, number: int) -> U64:
+    def page_beside(self, number: int, page_size: int = PAGE) -> U64:
         """Return what is in a page that is handed over beside those of the prompt's tokens, `[num_tokens, LAYERS]`."""
         if not self.windows.num_groups:
-            cells: U64 = self.state.reshape(-1, LAYERS, PAGE)[number].T
+            padded = np.zeros((number + 1) * LAYERS * page_size, np.uint64)
+            padded[: len(self.state)] = self.state[: len(padded)]
+            cells: U64 = padded.reshape(-1, LAYERS, page_size)[number].T
             return cells
-        first = self.windows.first_live(len(self.prompt), PAGE)
-        group, page = divmod(number, -(-len(self.prompt) // PAGE) - first)
-        kept = self.in_windows[group, (first + page) * PAGE : (first + page + 1) * PAGE]
+        first = self.windows.first_live(len(self.prompt), page_size)
+        group, page = divmod(number, -(-len(self.prompt) // page_size) - first)
+        kept = self.in_windows[group, (first + page) * page_size : (first + page + 1) * page_size]
         return (kept[:, None] + np.arange(LAYERS, dtype=np.uint64)).astype(np.uint64)
 
     @property

@@ -105,8 +105,16 @@ class Rules:
         if isinstance(grant, Pull):
             self._check_lent(self._workers[writer], src, grant, grant.pages.index(dst), layers)
             return
-        index = grant.cached_prefix_len // PAGE + grant.pages.index(dst)
+        index = grant.cached_prefix_len // grant.page_size + grant.pages.index(dst)
         self._check_source(self._workers[writer], src, self._attempts[grant.room], index, layers)
+
+    def converted(self, writer: int, target: int, sources: Pages, dst: int, stream: int) -> None:
+        """Tokens or bytes of `sources` are about to become a page of another size. An Ack says that they are right."""
+        grant = self.check_write(writer, target, dst)
+        require(stream == grant.room, f"page {dst} is written for room {stream}, but belongs to {grant.room}")
+        for src in np.unique(sources).tolist():
+            is_pinned = self._workers[writer].cache.pool.pinned(np.array([src], dtype=np.int32))
+            require(is_pinned, f"source page {src} of room {grant.room} is not pinned")
 
     def check_write(self, writer: int, target: int, dst: int) -> PagesReady | Pull:
         """A page may be written from now on; return what it was granted for."""
@@ -125,11 +133,11 @@ class Rules:
             require(is_foreign, f"page {page} {what} while {PageState(state).name}")
 
     def _check_source(self, worker: Watched, src: int, attempt: Attempt, index: int, layers: range) -> None:
-        pages = np.array([src], dtype=np.int32)
+        pages, size = np.array([src], dtype=np.int32), worker.cache.page_size
         require(worker.cache.pool.pinned(pages), f"source page {src} of room {attempt.room} is not pinned")
-        right = attempt.entries[: len(attempt.prompt)][index * PAGE : (index + 1) * PAGE]
+        right = attempt.entries[: len(attempt.prompt)][index * size : (index + 1) * size]
         if not len(right):  # behind the pages of the prompt's tokens are those of its state, or of its windows
-            right = attempt.page_beside(index - -(-len(attempt.prompt) // PAGE))
+            right = attempt.page_beside(index - -(-len(attempt.prompt) // size), size)
         for layer in layers:
             require(
                 np.array_equal(worker.kv[src, layer, : len(right)], right[:, layer]),
@@ -155,10 +163,13 @@ class Rules:
             kv = worker.kv[worker.cache.pages_of(request)].swapaxes(1, 2).reshape(-1, LAYERS)[: len(attempt.prompt)]
             right = attempt.entries[: len(attempt.prompt)]
             require(np.array_equal(kv, right), f"wrong KV of room {attempt.room} is acknowledged")
-            beside = worker.cache.window_table[request.row, request.first_window : request.windows_end].ravel("F")
-            for number, page in enumerate(beside.tolist()):
-                right = attempt.page_beside(number)
-                is_right = np.array_equal(worker.kv[page].T[: len(right)], right)
+            size, whole_from = worker.cache.page_size, request.windows_whole_from
+            beside = worker.cache.window_table[request.row, request.first_window : request.windows_end]
+            for number, page in enumerate(beside.ravel("F").tolist()):
+                right = attempt.page_beside(number, size)
+                start = (request.first_window + number % len(beside)) * size
+                first = max(0, whole_from - start)  # what comes before it nobody sees
+                is_right = np.array_equal(worker.kv[page].T[first : len(right)], right[first:])
                 require(is_right, f"wrong KV of room {attempt.room} is acknowledged in layers with a window")
 
     # what the router hears

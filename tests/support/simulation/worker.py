@@ -41,6 +41,7 @@ from diptych.engine.values.events import (
     PeerUp,
     ServeRole,
     Start,
+    ToolCalled,
     Transfer,
 )
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
@@ -50,7 +51,7 @@ from diptych.engine.values.transfer_rules import TransferRules
 from diptych.engine.values.window_pages import WindowPages
 from diptych.generation.output import Output
 from diptych.kvtransfer.lanes import PathRule
-from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.layout import PoolLayout, Region
 from diptych.prefill.core import PrefillCore
 from diptych.unified.core import UnifiedCore
 from simulation.layered_runner import LayeredRunner
@@ -76,7 +77,7 @@ class Members:
     metadata: Mapping[int, bytes]
 
 
-Command = Start | AbortRoom | Members | Move | ServeRole | GiveCache
+Command = Start | AbortRoom | Members | Move | ServeRole | GiveCache | ToolCalled
 
 
 class Watcher(Protocol):
@@ -133,25 +134,28 @@ class Worker:
         pages_per_state: int,
         windows: WindowPages,
         num_host_slots: int,
+        page_size: int,
         rng: random.Random,
     ) -> None:
         self.role = role
         self.instance_id = instance_id
-        layout = PoolLayout.kv(num_pages, LAYERS, PAGE, 1, 1, "float32")  # 8 bytes a token and layer: one KV entry
+        entries = Region(tuple(range(LAYERS)), 1, 1, 2, "float32", 1)  # of 8 bytes a token and layer
+        layout = PoolLayout(num_pages, page_size, (entries,))
         self.transport = network.new_transport(instance_id, max_ops)
         pool = self.transport.allocate_pool(layout)
-        self.kv = np.frombuffer(pool.buffer, dtype=np.uint64).reshape(-1, LAYERS, PAGE)
+        self.kv = np.frombuffer(pool.buffer, dtype=np.uint64).reshape(-1, LAYERS, page_size)
         cost = PromptCost(step_cost=step_cost)
         limits = Limits(CONTEXT, VOCAB, frozenset(), max_step_tokens, max_requests=6, prompt_cost=cost)
         self.copier = LateCopier(self.kv, num_host_slots, rng)
         self.cache = KvCache(
             num_pages=num_pages,
-            page_size=PAGE,
+            page_size=page_size,
             max_requests=6 + PROMPT_ROWS,
             max_tokens_per_request=CONTEXT,
             tiers=[HostTier(num_host_slots, self.copier)] if num_host_slots else [],
-            pages_per_state=pages_per_state,
+            pages_per_state=-(-pages_per_state * PAGE // page_size),
             windows=replace(windows, step_tokens=max_step_tokens),
+            pin_share=0.5 * rules.pulls,
         )
         pace = StepPace(limits.mixed_step_s)
         self.core: SchedulerCore

@@ -24,7 +24,7 @@ POLL_S: Final = 0.5
 ANSWER_S: Final = 5.0
 MAX_SILENT_S: Final = 30.0
 
-Drained = Literal["prefill", "decode", "unified", "router"]
+Drained = Literal["prefill", "decode", "unified", "encode", "router"]
 
 
 @dataclass(frozen=True, slots=True)

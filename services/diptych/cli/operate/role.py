@@ -26,13 +26,13 @@ MARGIN_S: Final = 60.0  # beyond the drain: for what was handed back to let go, 
 
 @dataclass(frozen=True, slots=True)
 class RoleConfig(MembersConfig):
-    """Have a running worker serve prefill, decode, or both (unified), without a restart.
+    """Have a running worker serve prefill, decode, both (unified), or images (encode), without a restart.
 
     It takes nothing new, lets what runs finish or hands it back to the routers, and then serves the new role.
     """
 
     worker: str = argument(REQUIRED, help="instance id (or how it begins), or host:port as `diptych links` shows it")
-    role: WorkerRole = argument(REQUIRED, help="prefill, decode or unified")
+    role: WorkerRole = argument(REQUIRED, help="prefill, decode, unified or encode")
     drain_s: float = option(30.0, help="for what runs to finish; the rest is handed back")
 
     def validate(self) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, get_args
+from typing import Final
 
 from diptych.cli.platform.whereabouts import MembersConfig
 from diptych.cli.sizing.simulate import H200
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.logging import LogConfig
-from diptych.common.members.roles import WorkerRole
 from diptych.planner.planner import EVERY_S
 from diptych.planner.values import PLANNED_ROLES, Goal, Limits, Sizes
 
@@ -109,7 +108,7 @@ MANY: Final = 1 << 20
 
 def sizes_of(texts: Iterable[str], name: str, otherwise: int) -> Sizes:
     """Return the workers of `prefill=1`, `decode=2`, `unified=3`. Raises `ConfigError` that names the option."""
-    found = dict.fromkeys(get_args(WorkerRole), otherwise)
+    found = dict.fromkeys((each.value for each in PLANNED_ROLES), otherwise)
     for text in texts:
         role, _, number = text.partition("=")
         if role not in found or not number.isdecimal():

@@ -129,7 +129,7 @@ class Watcher:
         pods = {each.name: each.state for each in seen.cluster.pods}
         usual = statistics.fmean(seen.only_here_pages.values()) if seen.only_here_pages else 0.0
         for member in seen.listed:
-            if member.role not in WORKER_ROLES or State(member.state) not in _STATES:
+            if WORKER_ROLES.get(member.role) not in PLANNED_ROLES or State(member.state) not in _STATES:
                 continue
             state = _state(_STATES[State(member.state)], pods.get(member.pod, WorkerState.STARTING))
             role = seen.flipping.get(member.instance_id, WORKER_ROLES[member.role])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -50,7 +50,12 @@ class Plan:
     integers_by_name: Mapping[str, IntegerLayout] = field(default_factory=dict)  # of the matrices of a GGUF file
     has_fp8: bool = False  # as the matrices of layers are, stored or made so
     gpus_per_node: int = 0  # 0: nobody asked
+    num_sharing: int = 1  # schedulers that share experts, each with `tp` GPUs
     tps: Sequence[int] = ()  # that the model divides by, and its nodes' GPUs as well, ascending
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tp * self.num_sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +69,20 @@ class Fit:
 
 def fit(model: ModelConfig, plan: Plan) -> Fit:
     """Return what one of the worker's GPUs holds."""
-    shard = Shard(0, plan.tp)
+    shard = Shard(0, plan.tp, whole_experts=plan.num_sharing > 1, owned=_owned(model, plan))
     part = replace(shard.config(model), vocab_size=shard.vocab_rows(model.vocab_size))
-    weights = weights_nbytes(part, WEIGHT_NBYTES, partial(_matrix_nbytes, plan))
+    weights = weights_nbytes(part, WEIGHT_NBYTES, partial(_matrix_nbytes, plan, shard))
     page = whole_layout(part, plan.page_size, plan.kv_dtype).page_nbytes
     room = int(plan.gpu_gib * plan.memory_share * GIB) - weights
     return Fit(weights, page, max(0, room // page))
+
+
+def _owned(model: ModelConfig, plan: Plan) -> Callable[[int], range] | None:
+    """Return the experts of a GPU that has the most, where schedulers share them."""
+    if plan.num_sharing == 1 or model.moe is None:
+        return None
+    most = range(-(-model.moe.num_experts // (plan.tp * plan.num_sharing)))
+    return lambda layer: most
 
 
 def smallest_worker(model: ModelConfig, plan: Plan) -> int:
@@ -81,8 +94,10 @@ def smallest_worker(model: ModelConfig, plan: Plan) -> int:
     return 0
 
 
-def _matrix_nbytes(plan: Plan, name: str, piece: Piece) -> int:
+def _matrix_nbytes(plan: Plan, shard: Shard, name: str, piece: Piece) -> int:
     """Return what a GPU keeps of a matrix, or of a part of it."""
+    if shard.has_elsewhere(piece):
+        return 0
     num_rows, num_columns = piece.shape
     if plan.has_mxfp4 and EXPERT.match(piece.target):
         return mxfp4_nbytes(num_rows, num_columns)
@@ -162,7 +177,7 @@ def _facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
         size, num_layers = state_nbytes(model.recurrent, STATE_DTYPE), len(model.recurrent.layers)
         yield "state", f"{_size(size)} a request, in {num_layers} layers that keep no KV"
     yield (
-        f"{plan.tp} GPU{'s' if plan.tp > 1 else ''}",
+        f"{plan.num_gpus} GPU{'s' if plan.num_gpus > 1 else ''}",
         _on_gpus(fit(model, plan), plan, window_pages(model, 1).most_live(plan.page_size)),
     )
     if plan.gpus_per_node:
@@ -227,17 +242,19 @@ def _experts(model: ModelConfig) -> str:
 
 def _on_gpus(found: Fit, plan: Plan, num_windowed: int) -> str:
     """`num_windowed`: pages of a request in layers whose windows have their own."""
-    gpu = f"of {plan.gpu_gib:g} GiB{', each' if plan.tp > 1 else ''}: weights {_size(found.weights)} in bfloat16"
+    gpu = f"of {plan.gpu_gib:g} GiB{', each' if plan.num_gpus > 1 else ''}: weights {_size(found.weights)} in bfloat16"
     gpu += ", experts in MXFP4" if plan.has_mxfp4 else ""
     gpu += ", experts in INT4" if plan.int4_group is not None else ""
     gpu += ", matrices of layers in FP8" if plan.has_fp8 else ""
     gpu += f", matrices of layers in INT{plan.integers.bits}" if plan.integers else ""
     gpu += ", integers as stored" if plan.integers_by_name else ""
+    gpu += f", a part of the experts of {plan.num_sharing} schedulers" if plan.num_sharing > 1 else ""
     if not found.pages:
         return f"{gpu}, which do not fit beside a KV pool: give a larger --tp or --gpu-gib"
     tokens = found.pages * plan.page_size
     less = f", less {num_windowed:,} pages a request for windows" if num_windowed else ""
-    return f"{gpu}, at most {found.pages:,} KV pages of {plan.page_size} tokens: {tokens:,} tokens{less}"
+    each = " for each scheduler" if plan.num_sharing > 1 else ""
+    return f"{gpu}, at most {found.pages:,} KV pages of {plan.page_size} tokens: {tokens:,} tokens{each}{less}"
 
 
 def _on_nodes(smallest: int, plan: Plan) -> str:

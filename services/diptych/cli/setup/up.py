@@ -71,9 +71,11 @@ class UpConfig(TrustConfig, KeyConfig):
     prefill: int = option(1, help="number of prefill workers")
     decode: int = option(1, help="number of decode workers; 0 for a model that makes vectors, as of embeddings")
     unified: int = option(0, help="number of workers that do both; with some, --prefill and --decode may be 0")
+    encode: int = option(0, help="number of workers that encode images for those that compute prompts")
     prefill_options: str = option("", help="further options of prefill workers, as in '--tp 2 --page-size 64'")
     decode_options: str = option("", help="further options of decode workers")
     unified_options: str = option("", help="further options of unified workers")
+    encode_options: str = option("", help="further options of encode workers")
     nodes: int = option(
         1, help="nodes that each worker is divided among, as processes on this machine: a try of --nnodes"
     )
@@ -87,8 +89,8 @@ class UpConfig(TrustConfig, KeyConfig):
     bootstrap_port: int = option(0, help="port of the membership service; 0: any free one", group="network")
 
     def validate(self) -> None:
-        if min(self.prefill, self.decode, self.unified) < 0:
-            raise ConfigError("--prefill, --decode and --unified must be 0 or more")
+        if min(self.prefill, self.decode, self.unified, self.encode) < 0:
+            raise ConfigError("--prefill, --decode, --unified and --encode must be 0 or more")
         if self.nodes < 1:
             raise ConfigError(f"--nodes must be at least 1, not {self.nodes}")
         if self.unified + self.prefill < 1:
@@ -114,7 +116,7 @@ class UpConfig(TrustConfig, KeyConfig):
         from diptych.router.config import RouterConfig
 
         if word in (workers := _variables(WorkerConfig)):
-            one_role = "or give it to those of one role by --prefill-options, --decode-options or --unified-options"
+            one_role = "or give it to those of one role, as by --prefill-options"
             return f"; {word} is an option of workers: set {workers[word]} for all of them, {one_role}"
         if word in (router := _variables(RouterConfig)):
             return f"; {word} is an option of the router: set {router[word]} for it"
@@ -132,6 +134,7 @@ class UpConfig(TrustConfig, KeyConfig):
             ("prefill", self.prefill, self.prefill_options),
             ("decode", self.decode, self.decode_options),
             ("unified", self.unified, self.unified_options),
+            ("encode", self.encode, self.encode_options),
         )
         device = ("--device", self.device)
         return tuple(Workers(role, count, (*device, *shlex.split(more))) for role, count, more in asked if count)
@@ -166,7 +169,12 @@ def _run(config: UpConfig, trust: SharedTrust, code: ConsoleCode) -> int:
 
 
 def _check_parts(config: UpConfig, source: ModelSource) -> None:
-    """Raise `ConfigError` where nobody would make output: only a model that makes vectors needs nobody to."""
+    """Raise `ConfigError` where nobody would make output: only a model that makes vectors needs nobody to.
+
+    And for workers that encode images of a model that sees none.
+    """
+    if config.encode and source.config.tower is None:
+        raise ConfigError(f"--encode is for models that see images: {source.config.model_id} sees none")
     if source.config.pooling is None and config.unified + config.decode < 1:
         raise ConfigError("--prefill and --decode must be at least 1 without --unified: a request for text needs both")
 

@@ -13,7 +13,7 @@ from diptych.architectures.registry import from_hf
 from diptych.checkpoints.gguf_model import GgufModel
 from diptych.checkpoints.hf_folder import quantization_of, read_scheme, with_processor
 from diptych.checkpoints.quantization.declared import Declared, check_groups, declared
-from diptych.checkpoints.shard import check_divides
+from diptych.checkpoints.shard import check_divides, check_experts
 from diptych.cli.reports.model_report import Plan, as_json, as_text
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
@@ -38,6 +38,7 @@ class DescribeConfig:
     gpu_gib: float = option(80.0, help="memory of one GPU")
     gpu_memory_share: float = option(0.9, help="of it, as workers are given it")
     tp: int = option(1, help="GPUs of a worker")
+    dp_attention: int = option(1, help="schedulers of a worker that share experts (--dp), each with --tp GPUs; 1: none")
     gpus_per_node: int = option(0, help="GPUs of a machine, to say which group of them is large enough; 0: not said")
     page_size: int = option(16, help="tokens a KV page")
     kv_cache_dtype: str = option("bfloat16", help="of keys and values: bfloat16 or fp8_e4m3, for example")
@@ -53,8 +54,8 @@ class DescribeConfig:
             raise ConfigError(f"--kv-cache-dtype must be one of {', '.join(DTYPE_NBYTES)}, not {self.kv_cache_dtype!r}")
         if not 0 < self.gpu_gib < math.inf or not 0 < self.gpu_memory_share <= 1:
             raise ConfigError("--gpu-gib must be above 0, --gpu-memory-share above 0 and at most 1")
-        if min(self.tp, self.page_size) < 1:
-            raise ConfigError("--tp and --page-size must be at least 1")
+        if min(self.tp, self.page_size, self.dp_attention) < 1:
+            raise ConfigError("--tp, --dp-attention and --page-size must be at least 1")
         check_placed(self.tp, self.gpus_per_node)
 
 
@@ -63,6 +64,8 @@ def main(config: DescribeConfig) -> int:
     path = Path(config.model).expanduser()
     model = replace(read(path), keeps_all=config.kv_windows == "keep")
     check_divides(model, config.tp)
+    if config.dp_attention > 1:
+        check_experts(model, config.tp * config.dp_attention)
     stored = stored_as(path, model.model_id)
     kept = None if config.quantization == "none" else stored
     if kept and config.tp > 1:
@@ -79,6 +82,7 @@ def main(config: DescribeConfig) -> int:
         integers_by_name={} if config.quantization == "none" else integers_by_name(path),
         has_fp8=config.quantization == "fp8" or (kept is not None and kept.code == "fp8"),
         gpus_per_node=config.gpus_per_node,
+        num_sharing=config.dp_attention,
         tps=_tps(model, kept, config.gpus_per_node),
     )
     print(json.dumps(as_json(model, plan), indent=2) if config.json else as_text(model, plan))

@@ -17,7 +17,7 @@ from typing import Final, Literal
 from diptych.v1 import bootstrap_pb2, worker_pb2
 from diptych.v1.bootstrap_pb2 import Instance
 
-WorkerRole = Literal["prefill", "decode", "unified"]  # by name; `Role.LOCAL` is no worker's
+WorkerRole = Literal["prefill", "decode", "unified", "encode"]  # by name; `Role.LOCAL` is no worker's
 
 
 class LegKind(enum.Enum):
@@ -27,6 +27,7 @@ class LegKind(enum.Enum):
     DECODE = "decode"
     LOCAL = "local"  # all of it, on one worker: no peer, no transfer
     POOL = "pool"  # a prompt of which a vector is made, on one worker
+    ENCODE = "encode"  # an image of a prompt that another worker computes
 
     __hash__ = object.__hash__  # as it is compared: Enum's own is Python, and legs are looked up by it all the time
 
@@ -46,6 +47,7 @@ class Role(enum.Enum):
     PREFILL = "prefill"
     DECODE = "decode"
     UNIFIED = "unified"
+    ENCODE = "encode"  # images alone, for those who prefill
     LOCAL = "local"  # whole requests, without peers: embedded in a program, and no member of a platform
 
     @property
@@ -55,7 +57,9 @@ class Role(enum.Enum):
 
     def serves(self, kind: LegKind) -> bool:
         if kind is LegKind.POOL:
-            return self is not Role.DECODE
+            return self not in (Role.DECODE, Role.ENCODE)
+        if kind is LegKind.ENCODE:
+            return self is Role.ENCODE
         return self is Role.UNIFIED or kind.value == self.value
 
     def sends_to(self, other: Role) -> bool:
@@ -75,8 +79,14 @@ class Role(enum.Enum):
         return self.serves(LegKind.PREFILL) and other is not Role.LOCAL
 
     def shares_with(self, other: Role) -> bool:
-        """Whether prompts in each of the two roles may begin with what one of the other has cached."""
+        """Whether each of the two roles may have what one of the other has cached; or one has the rows of images."""
+        if self.encodes_for(other) or other.encodes_for(self):
+            return True
         return self.pulls_from(other) and other.pulls_from(self)
+
+    def encodes_for(self, other: Role) -> bool:
+        """Whether prompts with images that are encoded in this role may be computed in the other one."""
+        return self is Role.ENCODE and other.serves(LegKind.PREFILL)
 
     def links_with(self, other: Role) -> bool:
         """Whether workers of the two roles may have a link: for prompts, for prefixes, or for requests that run."""
@@ -88,11 +98,13 @@ _WIRE_KINDS: Final[Mapping[LegKind, worker_pb2.LegKind]] = {
     LegKind.DECODE: worker_pb2.LEG_KIND_DECODE,
     LegKind.LOCAL: worker_pb2.LEG_KIND_LOCAL,
     LegKind.POOL: worker_pb2.LEG_KIND_POOL,
+    LegKind.ENCODE: worker_pb2.LEG_KIND_ENCODE,
 }
 _WIRE_ROLES: Final[Mapping[Role, bootstrap_pb2.Role]] = {
     Role.PREFILL: bootstrap_pb2.ROLE_PREFILL,
     Role.DECODE: bootstrap_pb2.ROLE_DECODE,
     Role.UNIFIED: bootstrap_pb2.ROLE_UNIFIED,
+    Role.ENCODE: bootstrap_pb2.ROLE_ENCODE,
 }
 
 WORKER_ROLES: Final[Mapping[int, Role]] = MappingProxyType({number: role for role, number in _WIRE_ROLES.items()})

@@ -177,12 +177,14 @@ class KvCache:
         """Return how many of them a prompt takes at most that a peer computes."""
         return self.pages_per_state + self.windows.most_live(self.page_size)
 
-    def handed(self, num_tokens: int, given_len: int, page_size: int) -> tuple[HandedGroup, ...]:
+    def handed(self, request: Request, given_len: int, page_size: int) -> tuple[HandedGroup, ...]:
         """Return what is handed over of a prompt to pages of such a size where `given_len` tokens are there already."""
+        num_tokens = request.prompt_len
         num_pages = -(-num_tokens // page_size) - given_len // page_size
         groups = [HandedGroup("tokens", given_len, num_tokens, num_pages)]
         if self.windows.num_groups:
-            first = self.windows.first_live(num_tokens, page_size) * page_size
+            starts = [self.windows.first_live(num_tokens, size) * size for size in (page_size, self.page_size)]
+            first = max(*starts, request.windows_whole_from)
             groups.append(HandedGroup("window", first, num_tokens, self.windows.num_live(num_tokens, page_size)))
         if self.pages_per_state:
             groups.append(HandedGroup("state", num_tokens, num_tokens, self.pages_per_state))
@@ -421,8 +423,10 @@ class KvCache:
         heir.computed_len, heir.cached_len = request.computed_len, request.cached_len
         heir.first_window, heir.windows_end = request.first_window, request.windows_end
         heir.first_own_window, heir.windows_since = request.first_own_window, request.windows_since
+        heir.windows_whole_from = request.windows_whole_from
         request.node, request.row, request.num_pages = None, -1, 0
         request.first_window = request.first_own_window = request.windows_end = request.windows_since = 0
+        request.windows_whole_from = 0
 
     def begin_import(self, request: Request) -> Pages:
         """Hand the request's own pages to a peer, which writes them; return them in order.

@@ -92,6 +92,7 @@ class PeerPages:
         cache.tree.lock(insertion.node)
         unused.append(self._keep_windows(insertion.node, first + num_pages, beside))
         cache.tree.unlock(insertion.node)
+        cache.sessions.extended(insertion.node)
         cache.tree.unlock(node)
         cache.pool.release(np.concatenate(unused))
         cache.sweep()

@@ -130,8 +130,13 @@ class RequestWindows:
         return duplicate
 
     def hand_over(self, request: Request, node: Node) -> Pages:
-        """Give the tree the request's own pages up to the end of `node`; return those that it had already."""
+        """Give the tree the request's own pages up to the end of `node`; return those that it had already.
+
+        None while the first that it holds was sent in part: it sees the rest of that page alone, and others would not.
+        """
         first = request.first_own_window
+        if request.first_window * self._page_size < request.windows_whole_from:
+            return NO_PAGES
         rows = self.table[request.row, first : node.end].copy()
         if not rows.size:
             return NO_PAGES
@@ -154,6 +159,7 @@ class RequestWindows:
         self.table[request.row] = 0
         self._part_way.pop(request, None)
         request.first_window = request.first_own_window = request.windows_end = request.windows_since = 0
+        request.windows_whole_from = 0
 
     def _fill_passed(self, request: Request) -> None:
         """Let the places of what is behind the windows name a page of the request: it is read, and not looked at."""

@@ -59,6 +59,12 @@ class Curve:
         best = int(np.argmin(price * self.held_s + self.away - self.away[-1]))
         return (0.0, *EDGES_S)[best]
 
+    def wait_s(self, ttl_s: float) -> float:
+        """Return for how long texts are kept for each return within `ttl_s`; infinite: none is expected."""
+        end = bisect_left(EDGES_S, ttl_s) + 1
+        chance = 1.0 - float(self.away[end])
+        return float(self.held_s[end]) / chance if chance > 0 else math.inf
+
     def indices(self) -> list[float]:
         """Return what a second more in memory brings at best, by the bucket that a session is in; 0 behind all."""
         best = [
@@ -118,6 +124,10 @@ class ReturnTimes:
     def ttl_s(self, key: ToolKey, price: float) -> float:
         """Return for how long to keep a text that a tool's call has left: see `Curve.ttl_s`."""
         return self._known(key).ttl_s(price)
+
+    def wait_s(self, key: ToolKey, ttl_s: float) -> float:
+        """Return how long one waits for a return, with those that do not come: see `Curve.wait_s`."""
+        return self._known(key).wait_s(ttl_s)
 
     def index(self, key: ToolKey, away_s: float) -> float:
         """Return what a second more in memory brings of a session that has been away for so long."""

@@ -13,7 +13,7 @@ its text is cached, and has no tokens any more when that is gone.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -28,6 +28,7 @@ from diptych.generation.request_groups import MAX_TOOL_LEN
 MAX_ENDED: Final = 4096
 MAX_EARLY: Final = 256  # words of requests that have not ended here, or never were
 MAX_AWAY: Final = 1024
+MAX_LEFT: Final = 64  # texts that nobody has asked for
 LOOK_S: Final = 1.0  # between two looks at who is still away
 BACK_S: Final = 600.0  # that a session which has come back may wait for its pages in peace
 MOST_CHANGED: Final = 512  # tokens at the end of a prompt by which the next one may differ: templates rewrite them
@@ -39,6 +40,17 @@ class _Ended(NamedTuple):
     tenant: str
     anchor: int  # pages, with which whatever goes on from here begins
     job_since_s: float
+    computed_by: int
+
+
+class Left(NamedTuple):
+    """The text of a session that is away, and kept, of which another worker computed the prompt."""
+
+    room: int  # of the request that called the tool
+    node: Node
+    computed_by: int
+    wait_s: float  # that its return is likely to take, with those that do not come
+    until_s: float  # when it is not waited for any more
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +97,7 @@ class Sessions:
         self._early: OrderedDict[int, str] = OrderedDict()  # tools, by room
         self._away: OrderedDict[tuple[int, int], _Away] = OrderedDict()  # by place, the longest away first
         self._lens: dict[int, int] = {}  # how many of `_away` have so many pages
+        self.left: deque[Left] = deque(maxlen=MAX_LEFT)  # for whoever may bring them to where they go on
         self.counts = SessionCounts()
 
     @property
@@ -98,7 +111,7 @@ class Sessions:
         changed = min(MOST_CHANGED, request.prompt_len // SHARE_CHANGED)
         anchor = (request.prompt_len - changed) // self._page_size
         since_s = request.life.arrival_s - request.job_s
-        self._ended[request.room] = _Ended(node, request.account.tenant, anchor, since_s)
+        self._ended[request.room] = _Ended(node, request.account.tenant, anchor, since_s, request.computed_by)
         self._ended.move_to_end(request.room)
         if len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
@@ -122,7 +135,22 @@ class Sessions:
         key = ToolKey(ended.tenant, tool[:MAX_TOOL_LEN])
         away = _Away(now_s, key, ended.node, place, ended.job_since_s)
         self._leave(away)
-        self._pin(away, now_s)
+        ttl_s = self._pin(away, now_s)
+        if ttl_s > 0 and ended.computed_by:
+            wait_s = self._times.wait_s(key, ttl_s)
+            self.left.append(Left(room, away.node, ended.computed_by, wait_s, now_s + ttl_s))
+
+    def extended(self, node: Node) -> None:
+        """More of a text has come from a peer, up to `node`: if its session is away, that is kept as well."""
+        for step in node.path():
+            pin = self._tree.pins.get(step)
+            if step is node or pin is None or pin.key is None:
+                continue
+            for away in [away for away in self._away.values() if away.node is step]:
+                away.node = node
+            self._tree.pin(node, pin)
+            self._tree.unpin(step)
+            return
 
     def arrived(self, request: Request, now_s: float) -> None:
         """A request begins. If it is a session that was away, its job is older than it is."""
@@ -158,15 +186,17 @@ class Sessions:
                 return self._away[num_pages, names[num_pages - 1]]
         return None
 
-    def _pin(self, away: _Away, now_s: float) -> None:
+    def _pin(self, away: _Away, now_s: float) -> float:
+        """Keep its text for as long as that is worth it; return for how long."""
         node, key = away.node, away.key
         num_saved, num_held = self._tree.alone(node)
         if node.level != POOL or not num_saved:
-            return  # what others have in common with it stays for their sake
+            return 0.0  # what others have in common with it stays for their sake
         price = self._tree.price() * num_held / (num_saved * self._reload_share)
         ttl_s = self._times.ttl_s(key, price)
         if ttl_s > 0:
             self._tree.pin(node, Pin(key, now_s, away.job_since_s, now_s + ttl_s))
+        return ttl_s
 
     def _leave(self, away: _Away) -> None:
         if (known := self._away.get(away.place)) is not None:

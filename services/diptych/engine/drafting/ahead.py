@@ -19,7 +19,7 @@ from diptych.engine.drafting.source import NO_GUESS, Guess
 from diptych.engine.values.batch import DraftBatch, DraftModel, Missed
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Step
-from diptych.generation.request_groups import OF_MODEL, OF_NEXT_LAYER
+from diptych.generation.request_groups import OF_HEAD, OF_MODEL, OF_NEXT_LAYER
 
 CHANCE: Final = 0.8  # of each place, where those before it come true; what comes of them corrects it
 UNKNOWN: Final = -1  # a promised token
@@ -216,4 +216,10 @@ class NextLayerSource(AheadSource):
             self._most = max(FIRST_MOST, 2 * len(self._computed))
 
 
-AHEAD: Final[Mapping[str, type[AheadSource]]] = {each.name: each for each in (AheadSource, NextLayerSource)}
+class HeadSource(NextLayerSource):
+    """Asks an EAGLE head, which joins the row before a token as such a layer does."""
+
+    name = OF_HEAD
+
+
+AHEAD: Final[Mapping[str, type[AheadSource]]] = {each.name: each for each in (AheadSource, NextLayerSource, HeadSource)}

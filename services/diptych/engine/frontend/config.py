@@ -96,6 +96,8 @@ class WorkerConfig(EngineOptions, TrustConfig):
             raise ConfigError(f"--drain-s must not be negative, as {self.drain_s} is")
         if self.weights_from == "peers" and self.tp > 1:
             raise ConfigError("--weights-from peers needs --tp 1: ranks read their parts from disk")
+        if self.weights_from == "peers" and self.dp_attention:
+            raise ConfigError("--weights-from peers is not for --dp-attention: ranks read their experts from disk")
         if self.weights_from == "peers" and self.device == "sim":
             raise ConfigError("--weights-from peers needs weights: --device sim has none")
         if not self.drain_cache_s >= 0:

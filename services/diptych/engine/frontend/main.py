@@ -35,7 +35,7 @@ from diptych.engine.frontend.health import WorkerHealth
 from diptych.engine.frontend.metrics import WorkerMetrics, metrics_app
 from diptych.engine.frontend.node import follow
 from diptych.engine.frontend.node_start import LeadNodes, lead_nodes
-from diptych.engine.frontend.scheduler_client import SchedulerDied, start_scheduler
+from diptych.engine.frontend.scheduler_client import SchedulerDied, share_experts, start_scheduler
 from diptych.engine.frontend.scheduler_start import open_served, scheduler_config
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions
@@ -44,6 +44,8 @@ from diptych.engine.frontend.weights.givers import name_givers
 from diptych.engine.frontend.weights.weight_routes import weight_routes
 from diptych.engine.nodes.following import GroupEnded
 from diptych.engine.nodes.leading import GroupLeader
+from diptych.engine.options.shared_experts import SharedExperts
+from diptych.engine.tensor_parallel.sharing.places import shared_places
 from diptych.tokens.tokenizer import stay_in_the_callers_thread
 from diptych.v1 import admin_pb2_grpc, bootstrap_pb2, rank_pb2_grpc, worker_pb2_grpc
 
@@ -80,8 +82,14 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
         stack.callback(prompts.close)
         model_id = source.config.model_id
         lead = await lead_nodes(config, role, source, stop)
-        starting = [_member(config, trust, role, rank, model_id, metrics, prompts, lead) for rank in range(config.dp)]
+        places = stack.enter_context(shared_places(config))
+        starting = [
+            _member(config, trust, role, rank, model_id, metrics, prompts, lead, place)
+            for rank, place in enumerate(places)
+        ]
         members = [await stack.enter_async_context(each) for each in starting]
+        if config.dp_attention:
+            share_experts([member.group.scheduler for member in members])
         service = WorkerService(member.group for member in members)
         ours = [member.secret for member in members]
         watcher = MembershipWatcher(config.bootstrap, trust, instances=ours, without_loads=True)
@@ -153,6 +161,7 @@ async def _live(
             for task in background:
                 task.cancel()
     except* SchedulerDied as deaths:
+        await group.scheduler.end_companions()
         if service.forget(group) == 0 or not group.is_loaded:
             raise
         logger.error("instance %s died; the others here go on: %s", group, _first_leaf(deaths))
@@ -187,13 +196,14 @@ async def _member(
     metrics: WorkerMetrics,
     prompts: TokenizerManager,
     lead: LeadNodes | None,
+    sharing: SharedExperts | None,
 ) -> AsyncIterator[_Member]:
     """Start the scheduler of a group; end it at the exit. `lead`: the nodes that it has ranks on."""
     secret = InstanceSecret.new()
     instance = _instance(config, role, rank, model_id, secret.instance_id)
     leader = lead.of(instance) if lead else None
     place = lead.place if lead else None
-    scheduler = await start_scheduler(scheduler_config(config, role, instance, place), company=leader)
+    scheduler = await start_scheduler(scheduler_config(config, role, instance, place, sharing), company=leader)
     registration = Registration(config.bootstrap, trust, lambda: group.describe(), secret)
     sessions = Sessions(role, KvFeeds() if config.kv_events == "on" else None, metrics.leg_ended)
     limits_s = config.stall_s, config.release_s

@@ -54,8 +54,8 @@ COUNTERS: Final[Sequence[Row]] = (  # what a scheduler counts since its start
     ("pulls_refused", "Pulls for which the other worker had nothing, or no time", lambda s: s.pulls_refused),
     ("pulls_missed", "Pulls that came too late, or were lost with their link", lambda s: s.pulls_missed),
     ("pulls_wrong", "Pulls that were not what was sent; must be 0", lambda s: s.pulls_wrong),
-    ("pages_given", "Cached pages that others took as this worker left", lambda s: s.pages_given),
-    ("pages_taken", "Of the pages that were pulled, those of workers that left", lambda s: s.pages_taken),
+    ("pages_given", "Cached pages that others took when they were offered", lambda s: s.pages_given),
+    ("pages_taken", "Of the pages that were pulled, those that were offered", lambda s: s.pages_taken),
     ("offers_declined", "Cached texts that nobody had room for as this worker left", lambda s: s.offers_declined),
 )
 GAUGES: Final[Sequence[Row]] = (  # how a scheduler is now
@@ -97,6 +97,7 @@ IMAGES: Final[Sequence[Row]] = (  # since the model was loaded
     ("images_encoded", "Images that the model's tower computed", lambda s: s.images_encoded),
     ("image_places_encoded", "Places of prompts that these take", lambda s: s.image_places_encoded),
     ("images_reused", "Images of prompts that were computed already", lambda s: s.images_reused),
+    ("images_pulled", "Images of prompts whose rows an encode worker had made", lambda s: s.images_pulled),
 )
 PLACED: Final[Row] = ("adapters_placed", "Adapters that were brought into a slot", lambda s: s.adapters_placed)
 SPECULATION: Final[Sequence[tuple[Kind, Row]]] = (  # where somebody guesses

@@ -96,7 +96,8 @@ class Peers:
         """Return who is linked to pull prefixes, and for nothing else."""
         may = {key for key, each in self._others.items() if self._shares_with(each)}
         fit = {key for key in may if self._matches(self._others[key])}
-        near = {key for key in fit if _place(self._ours.instance_id, key) * len(fit) < MAX_ALIKE}
+        few = {key for key in fit if not self._encodes(self._others[key])}
+        near = {key for key in few if _place(self._ours.instance_id, key) * len(few) < MAX_ALIKE} | (fit - few)
         return {key for key in near if self._others[key].transfer.engine_metadata} | self._met & may
 
     def linked(self, instance_ids: Iterable[int]) -> None:
@@ -141,6 +142,11 @@ class Peers:
         if role is None or not WORKER_ROLES[self._ours.role].shares_with(role) or self._exchanges_with(other):
             return False
         return all(terms_of(each.terms).has(Feature.PULL) for each in (self._ours, other))
+
+    def _encodes(self, other: Instance) -> bool:
+        """Whether one of us encodes images for the other: there are few who do, and all are asked."""
+        ours, theirs = WORKER_ROLES[self._ours.role], WORKER_ROLES[other.role]
+        return ours.encodes_for(theirs) or theirs.encodes_for(ours)
 
 
 def _place(one: int, other: int) -> float:

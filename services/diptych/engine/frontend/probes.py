@@ -113,7 +113,8 @@ class Readiness:
 
     def knows_peers(self, num_peers: int) -> bool:
         """Membership lists so many peers."""
-        serves_alone = self._instance.role == bootstrap_pb2.ROLE_UNIFIED and num_peers == 0
+        alone = (bootstrap_pb2.ROLE_UNIFIED, bootstrap_pb2.ROLE_ENCODE)  # nobody depends on who encodes images
+        serves_alone = self._instance.role in alone and num_peers == 0
         return self.is_pending and serves_alone and self._become_ready()
 
     def role_changed(self) -> None:

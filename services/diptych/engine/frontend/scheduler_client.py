@@ -73,6 +73,7 @@ class SchedulerClient:
     ) -> None:
         """`company`: ranks on other nodes."""
         self._company = company or Alone()
+        self._companions: Sequence[SchedulerClient] = ()
         self._processes = processes  # by tensor-parallel rank, of those here
         self.pids = tuple(process.pid for process in processes)
         self._socket = socket
@@ -83,7 +84,19 @@ class SchedulerClient:
 
     def absence(self) -> str:
         """Say whether a process of it was stopped, here or elsewhere, or a node is not heard; empty: none of it."""
-        return "a process of it was stopped" if any(map(is_stopped, self.pids)) else self._company.absence()
+        if any(map(is_stopped, self.pids)):
+            return "a process of it was stopped"
+        if any(is_stopped(pid) for companion in self._companions for pid in companion.pids):
+            return "a scheduler that shares its experts was stopped"
+        return self._company.absence()
+
+    def share_with(self, companions: Sequence[SchedulerClient]) -> None:
+        """Hear who shares our experts: none of them steps without all others."""
+        self._companions = companions
+
+    async def end_companions(self) -> None:
+        """End those at once that share our experts, because a process of ours has ended. Each dies on its own."""
+        await asyncio.gather(*(companion._kill() for companion in self._companions))
 
     async def ready(self) -> engine_pb2.SchedulerReady:
         """Wait until the model is loaded. Raises `SchedulerDied` with the scheduler's own words if it fails."""
@@ -208,6 +221,12 @@ async def start_scheduler(
         lead = await _start_process(module, replace(config, heartbeat_fd=descriptor), descriptor)
         others = [await start_rank(replace(config, rank=rank), module) for rank in config.ranks_here[1:]]
     return SchedulerClient((lead, *others), socket, folder, heartbeat, company)
+
+
+def share_experts(schedulers: Sequence[SchedulerClient]) -> None:
+    """Let schedulers know of each other that step at once."""
+    for scheduler in schedulers:
+        scheduler.share_with([other for other in schedulers if other is not scheduler])
 
 
 async def start_rank(config: SchedulerConfig, module: str = SCHEDULER_MODULE) -> asyncio.subprocess.Process:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.source import ModelSource, open_model
+from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.options.node_place import NodePlace
 from diptych.engine.options.pool_size import check_pool, likely_device
 from diptych.engine.options.served_model import as_served
+from diptych.engine.options.shared_experts import SharedExperts
 from diptych.v1 import bootstrap_pb2
 
 
@@ -16,12 +19,29 @@ def open_served(config: WorkerConfig, role: Role) -> ModelSource:
     """Open the model, and see before any other process starts that it can be served."""
     source = open_model(config.model, config.load_format)
     options = config.engine_options
-    check_pool(as_served(source, options).config, options, role, likely_device(config.device))
+    model = as_served(source, options).config
+    check_pool(model, options, role, likely_device(config.device))
+    if role is Role.ENCODE:
+        check_encodes(model, options.tp, pulls=config.transfer_rules.pulls)
     return source
 
 
+def check_encodes(model: ModelConfig, tp: int, *, pulls: bool) -> None:
+    """Raise `ConfigError` where a worker can't encode images for others."""
+    if model.tower is None:
+        raise ConfigError(f"an encode worker needs a model that sees images: {model.model_id} sees none")
+    if tp > 1:
+        raise ConfigError("an encode worker has one rank, because each rank has a part of every page: give --tp 1")
+    if not pulls:
+        raise ConfigError("rows of images are pulled as cached prefixes are: an encode worker needs --kv-pull on")
+
+
 def scheduler_config(
-    config: WorkerConfig, role: Role, instance: bootstrap_pb2.Instance, place: NodePlace | None = None
+    config: WorkerConfig,
+    role: Role,
+    instance: bootstrap_pb2.Instance,
+    place: NodePlace | None = None,
+    sharing: SharedExperts | None = None,
 ) -> SchedulerConfig:
     return SchedulerConfig(
         component=role.value,
@@ -38,4 +58,5 @@ def scheduler_config(
         role=role.value,
         host=config.host,
         place=place,
+        sharing=sharing,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -20,7 +20,7 @@ from diptych.engine.models.layers.buffers import Buffers, Widths
 from diptych.engine.models.layers.layer_communicator import LayerCommunicator, Stream
 from diptych.engine.models.layers.layer_end import PerLayerInputs
 from diptych.engine.models.layers.norm import Norm, new_norm
-from diptych.engine.models.layers.row_joint import RowJoint
+from diptych.engine.models.layers.row_joint import HeadJoint, RowJoint
 from diptych.engine.models.matrices.matrix import Matrix
 from diptych.engine.models.matrices.weights import Weights
 from diptych.engine.models.pieces import Pieces, at_once
@@ -39,7 +39,7 @@ class States(Protocol):
 
 
 class Rows(Protocol):
-    """Hidden rows of tokens, as the output projection is given them, for a model that joins them to embeddings."""
+    """Hidden rows of tokens, for a model that joins them to embeddings."""
 
     @property
     def table(self) -> Tensor:
@@ -48,6 +48,14 @@ class Rows(Protocol):
 
     def of_step(self, num_tokens: int) -> Tensor:
         """Return where those of a step's tokens are written, `[num_tokens, hidden_size]`."""
+        ...
+
+    def tap(self, place: int, x: Tensor) -> None:
+        """Take `[num_tokens, hidden_size]` that come out of a layer; `place`: of it among those that are tapped."""
+        ...
+
+    def reduce(self, num_tokens: int) -> None:
+        """Make the rows of a step's tokens of what was tapped."""
         ...
 
 
@@ -83,11 +91,14 @@ class Decoder:
         self._ops = ops
         self._dtype = dtype
         adds_rows = config.tower is not None and bool(config.tower.taps)
-        may_scatter = not (config.layer_scales or adds_rows)  # at the end of such layers stands something else
+        # at the end of such layers stands something else, or all of their rows are looked at
+        may_scatter = not (config.layer_scales or adds_rows or config.taps)
         self._communicator = LayerCommunicator(ops, config.rms_norm_eps, config.residual_scale, may_scatter=may_scatter)
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
-        self._joint = RowJoint.build(config, weights, ops) if config.joins_rows else None
+        self._head = None if config.eagle is None else HeadJoint.build(config, weights, ops)
+        self._joint = RowJoint.build(config, weights, ops) if config.joins_rows and self._head is None else None
+        self._taps = {layer: place for place, layer in enumerate(config.taps)}
         self._ends = _new_ends(config, noted := weights.noted(), ops, dtype)
         self.made_of = [noted.names]  # the names of what each part is made of: of `ENDS`, then of the layers
         self._places = {layer: place for place, layer in enumerate(config.attention_layers)}
@@ -142,7 +153,8 @@ class Decoder:
         `attention` was told of the batch before. After the last attention only `logits_rows` are computed. All before
         it goes through `pieces`; without them it is computed at once, in new memory. `states` is that of a model with
         recurrent layers. `rows` are there for a model that joins them, and for the one that it guesses for: both write
-        their own, the first those of `logits_rows`, the other one all.
+        their own, the first those of `logits_rows`, the other one all. They are what the output projection is given, or
+        with an EAGLE head what is made of the layers that it taps, and what comes out of its own.
         """
         if pieces is None:
             pieces = Pieces(self.new_buffers(len(batch.input_ids), batch.input_ids.device), at_once)
@@ -154,23 +166,44 @@ class Decoder:
         x = pieces.run(lambda: self._begin(layers, batch, buffers[0], rows))
         stream = self._communicator.resume(x, len(buffers[0].normed))
         turns = None if self._axial is None else self._axial.turns(batch)
+        between = self._between if not self._taps else partial(self._between_tapped, rows)
         for index, own in enumerate(held):
             if index:
-                pieces.run(partial(self._between, layers, index, stream, buffers, batch))
+                pieces.run(partial(between, layers, index, stream, buffers, batch))
             if self._axial is not None and turns is not None:
                 self._axial.apply(own.qkv, turns)
             self._look_back(layers, index, batch, attention, states, own)
             if on_layer is not None:
                 on_layer(index)
-        picked = buffers[-1].picked(batch.logits_rows)
-        logits = self._last(self._communicator.pick(stream, batch.logits_rows), picked)
-        if rows is not None:
+        picked, last = buffers[-1].picked(batch.logits_rows), self._communicator.pick(stream, batch.logits_rows)
+        logits = self._last(last, picked)
+        if self._head is not None:
+            assert rows is not None
+            out = last.x[: batch.host.num_samples]
+            rows.of_step(len(out)).copy_(out)
+        elif rows is not None:
             self._keep(rows, batch, stream, picked, buffers[-1])
         return logits
+
+    def serve_others(self, device: torch.device) -> None:
+        """Take part in a step of others without a token: compute what of their tokens comes to experts of ours."""
+        nothing = torch.empty(0, self._config.hidden_size, dtype=self._dtype, device=device)
+        for layer in self._layers[:-1]:
+            _serve_others(layer, nothing)
+        if self._is_last_elsewhere():
+            _serve_others(self._layers[-1], nothing)
+
+    def _is_last_elsewhere(self) -> bool:
+        """Whether ranks that share our experts compute the last layer, though we may have no token for it."""
+        experts = self._ops.ranks.experts
+        return experts is not None and experts.round is not None and experts.round.are_any_picked
 
     def _keep(self, rows: Rows, batch: StagedBatch, stream: Stream, picked: Buffers, whole: Buffers) -> None:
         """Write the hidden rows of a step's tokens. What logits are made of is computed as without."""
         num_tokens, num_picked = len(batch.positions), batch.host.num_samples
+        if self._taps:
+            rows.reduce(num_tokens)
+            return
         if self._joint is not None or num_picked == num_tokens:
             own = picked.normed[:num_picked]
             rows.of_step(len(own)).copy_(own)
@@ -223,12 +256,37 @@ class Decoder:
             assert rows is not None
             assert batch.rows_before is not None
             x = self._joint.joined(x, rows.table[batch.rows_before])
+        if self._head is not None:
+            assert rows is not None
+            assert batch.rows_before is not None
+            return self._begin_beside(layers[0], x, rows.table[batch.rows_before], buffers)
         if self._ends.per_layer is not None:
             self._ends.per_layer.fill(batch.input_ids, x, buffers.per_layer)
         stream = self._communicator.begin(x)
         self._communicator.give(stream, self._ends.input_norm, buffers.normed)
         self._project_in(layers[0], buffers)
         return stream.x
+
+    def _begin_beside(self, layer: Layer, embedded: Tensor, before: Tensor, buffers: Buffers) -> Tensor:
+        """The stream of a head begins with the rows `before`; its attention reads embeddings, too."""
+        assert self._head is not None
+        stream = self._communicator.begin(before)
+        self._project_in(layer, replace(buffers, normed=self._head.beside(embedded, before)))
+        return stream.x
+
+    def _between_tapped(
+        self,
+        rows: Rows | None,
+        layers: Sequence[Layer],
+        index: int,
+        stream: Stream,
+        buffers: Sequence[Buffers],
+        batch: StagedBatch,
+    ) -> None:
+        """`_between` where somebody reads what comes out of some layers."""
+        self._between(layers, index, stream, buffers, batch)
+        if rows is not None and index - 1 in self._taps:
+            rows.tap(self._taps[index - 1], stream.x)
 
     def _between(
         self, layers: Sequence[Layer], index: int, stream: Stream, buffers: Sequence[Buffers], batch: StagedBatch
@@ -247,6 +305,8 @@ class Decoder:
     def _last(self, stream: Stream, buffers: Buffers) -> Tensor:
         """Finish the last layer for the tokens whose logits are wanted; return those. Nothing is launched for none."""
         if not len(buffers.normed):
+            if self._is_last_elsewhere():
+                _serve_others(self._layers[-1], buffers.normed)
             return stream.x.new_empty(0, self._config.output_size)
         self._finish(self._layers[-1], stream, buffers)
         return self._logits(buffers.normed) if self._config.pooling is None else buffers.normed.clone()
@@ -269,12 +329,17 @@ class Decoder:
             layer.end.finish(stream.x, buffers)
 
     def _logits(self, normed: Tensor) -> Tensor:
-        logits = normed.new_empty(len(normed), self._config.vocab_size)
+        logits = normed.new_empty(len(normed), self._config.output_size)
         self._ends.lm_head.multiply(normed, logits)
         if self._config.logits_divisor != 1:
             logits.div_(self._config.logits_divisor)
         cap = self._config.logits_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+
+def _serve_others(layer: Layer, nothing: Tensor) -> None:
+    if layer.ffn is not None:
+        layer.ffn.serve_others(nothing)
 
 
 def _new_ends(config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype) -> Ends:

@@ -6,6 +6,8 @@ from typing import Final, Protocol
 
 from torch import Tensor
 
+from diptych.engine.models.expert_ranks import ExpertRanks
+
 
 class Ranks(Protocol):
     """Collectives: every rank makes the same calls, in one order, on tensors of one shape."""
@@ -15,6 +17,11 @@ class Ranks(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def experts(self) -> ExpertRanks | None:
+        """Those that have tokens of their own, and share experts with us; None: nobody does."""
+        ...
 
     def scatters(self, num_tokens: int, row_nbytes: int) -> bool:
         """Return whether hidden states of a step are better kept in parts: the same on all ranks."""
@@ -46,6 +53,7 @@ class Alone:
 
     rank: Final = 0
     size: Final = 1
+    experts: Final = None
 
     def scatters(self, num_tokens: int, row_nbytes: int) -> bool:
         return False

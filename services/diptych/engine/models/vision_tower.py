@@ -56,6 +56,16 @@ class VisionTower:
         exponents = torch.arange(0, tower.head_dim // 2, 2, dtype=torch.float32) / (tower.head_dim // 2)
         self._frequencies = (1.0 / THETA**exponents).to(device)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the type of rows."""
+        return self._dtype
+
+    def rows_shape(self, image: Image) -> tuple[int, int, int]:
+        """Return the shape of what `encode` returns."""
+        side, tower = self._tower.patch_size * self._tower.merge_size, self._tower
+        return 1 + len(tower.taps), (image.height // side) * (image.width // side), tower.out_size
+
     def encode(self, image: Image, on_layer: Callable[[], None] = lambda: None) -> Tensor:
         """Return `[1 + num_taps, num_rows, out_size]`: a row for each place of the prompt, from left to right and down.
 

@@ -17,6 +17,7 @@ from diptych.common.members.roles import Role
 from diptych.common.net.served import LoadFormat, check_max_model_len
 from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.options.node_place import NodePlace
+from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.options.speculation import parse_speculate
 from diptych.engine.options.store_url import check_store
@@ -57,7 +58,7 @@ _AT_LEAST_ONE: Final = (
     "max_lora_rank",
 )
 _CACHES: Final = ("kv_cache_mib", "host_cache_mib", "file_cache_mib", "shared_cache_mib")
-_NOT_NEGATIVE: Final = ("mixed_step_ms", *_CACHES, "max_loras", "base_gpu")
+_NOT_NEGATIVE: Final = ("mixed_step_ms", *_CACHES, "max_loras", "base_gpu", "redundant_experts", "rebalance_experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,17 @@ class EngineOptions:
         False, help="each of --tp processes has some experts whole, instead of a part of each", group="engine"
     )
     dp: int = option(1, help="schedulers side by side, each with all weights (data parallel)", group="engine")
+    dp_attention: bool = option(
+        False,
+        help="schedulers of --dp share one set of experts, and step at once; attention and KV are each one's own",
+        group="engine",
+    )
+    redundant_experts: int = option(
+        0, help="copies of experts beside one of each, in every layer, with --dp-attention", group="engine"
+    )
+    rebalance_experts: int = option(
+        0, help="steps after which --dp-attention deals experts out anew, by their work; 0: never", group="engine"
+    )
     num_threads: int = option(1, help="CPU threads for the model, of each process", group="engine")
     kv_cache_mib: int = option(
         0, help="memory for KV pages, MiB, of each process; 0: 512 on CPUs, what is free on GPUs", group="engine"
@@ -123,7 +135,8 @@ class EngineOptions:
     overlap: Overlap = option("auto", help="plan the next step while one runs; auto: not on CPUs", group="scheduling")
     speculate: str = option(
         "off",
-        help="guess tokens and verify several at once: suffix, ngram, draft:PATH (a model), mtp; off; no token differs",
+        help="guess tokens and verify several at once: suffix, ngram, draft:PATH (a model), mtp, eagle:PATH; off;"
+        " no token differs",
         group="scheduling",
     )
     tenant_weights: tuple[str, ...] = option(
@@ -139,7 +152,9 @@ class EngineOptions:
     file_cache_dir: str = option("", help="folder for KV pages that outlive the process; empty: none", group="engine")
     file_cache_mib: int = option(0, help="files in --file-cache-dir, of each scheduler, MiB", group="engine")
     shared_cache: str = option(
-        "", help="URL of a store of KV pages that workers share: s3:, gs:, az: or file:; empty: none", group="engine"
+        "",
+        help="URL of a store of KV pages that workers share: s3:, gs:, az:, valkey: or file:; empty: none",
+        group="engine",
     )
     shared_cache_mib: int = option(0, help="a directory's part of --shared-cache, of all workers, MiB", group="engine")
     kv_windows: KvWindows = option(
@@ -183,8 +198,30 @@ class EngineOptions:
         self._check_shared_cache()
         if self.device == "sim" and self.tp > 1:
             raise ConfigError("--device sim needs --tp 1: ranks are not simulated")
-        if self.expert_parallel and self.tp == 1:
+        self._check_dp_attention()
+        if self.expert_parallel and self.tp == 1 and not self.dp_attention:
             raise ConfigError("--expert-parallel needs --tp above 1: it is how those processes share experts")
+
+    def _check_dp_attention(self) -> None:
+        """Raises `ConfigError` for what schedulers that step at once can't do."""
+        if not self.dp_attention:
+            if self.redundant_experts or self.rebalance_experts:
+                raise ConfigError("--redundant-experts and --rebalance-experts are for --dp-attention: give that, too")
+            return
+        if self.dp == 1:
+            raise ConfigError("--dp-attention needs --dp above 1: the schedulers that share experts")
+        if self.device == "sim":
+            raise ConfigError("--device sim computes no experts that schedulers could share: leave out --dp-attention")
+        if self.overlap == "on" and self.device == "cpu":
+            raise ConfigError("--overlap on is not for --dp-attention on CPUs, where all step at once: leave it out")
+        if parse_speculate(self.speculate).has_layers:
+            words = "whose layers would have steps of their own: give suffix or ngram"
+            raise ConfigError(f"--dp-attention does not take --speculate {self.speculate}, {words}")
+        if self.lora:
+            raise ConfigError("--dp-attention takes no adapters: leave out --lora, or --dp-attention")
+        if self.deterministic:
+            words = "whose sums depend on where experts are: leave it out"
+            raise ConfigError(f"--deterministic is not for --dp-attention, {words}")
 
     def _check_draft_model(self) -> None:
         """Raises `ConfigError` where no draft model can be asked."""
@@ -227,7 +264,10 @@ class EngineOptions:
         dtype: Dtype = DTYPE_ON[device] if self.dtype == "auto" else self.dtype
         kv_cache_mib = self.kv_cache_mib or KV_CACHE_MIB_ON[device]
         there = replace(self, device=device, dtype=dtype, kv_cache_mib=kv_cache_mib)
+        if self.dp_attention:  # a graph has one size, and what goes to experts another each time
+            there = replace(there, cuda_graphs="off")
         there._check_draft_model()
+        there._check_dp_attention()
         return there
 
     @property
@@ -270,7 +310,7 @@ class EngineOptions:
 
     @property
     def num_lora_slots(self) -> int:
-        return self.max_loras if self.device != "sim" and not self.deterministic else 0
+        return self.max_loras if self.device != "sim" and not (self.deterministic or self.dp_attention) else 0
 
     @property
     def num_loaded_loras(self) -> int:
@@ -311,6 +351,7 @@ class SchedulerConfig:
     kv_require: Requirement = "any"
     weights_from: WeightsFrom = "disk"  # peers: the first command names them
     place: NodePlace | None = None  # in a group over several nodes
+    sharing: SharedExperts | None = None  # with `dp_attention`: among the schedulers that share experts
     # set by `start_scheduler`:
     endpoint: str = ""  # ZMQ ipc address that the frontend has bound
     parent_pid: int = 0  # the scheduler ends with this process
@@ -346,6 +387,8 @@ class SchedulerConfig:
         fields["transfer"] = TransferRules(**fields["transfer"])
         if fields["place"] is not None:
             fields["place"] = NodePlace(**fields["place"])
+        if fields["sharing"] is not None:
+            fields["sharing"] = SharedExperts(**fields["sharing"])
         return cls(**fields)
 
 

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from pathlib import Path
 
 from diptych.architectures.config import DraftLayers
+from diptych.checkpoints.eagle_folder import EagleFolder
 from diptych.checkpoints.shard import check_divides, check_experts
 from diptych.checkpoints.source import ChangedModel, ModelSource, bounded, keeping_all, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
-from diptych.engine.options.speculation import parse_speculate
+from diptych.engine.options.speculation import Speculation, parse_speculate
+from diptych.generation.request_groups import OF_HEAD
 
 
 def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
     """Return `source` with the context, the windows and the draft layers that `options` say. Raises `ConfigError`."""
-    if options.expert_parallel:
-        check_experts(source.config, options.tp)
+    if options.expert_parallel or options.dp_attention:
+        num_ranks = options.tp * (options.dp if options.dp_attention else 1)
+        check_experts(source.config, num_ranks)
+        most = (source.config.moe.num_experts if source.config.moe else 0) * (num_ranks - 1)
+        if options.redundant_experts > most:
+            raise ConfigError(f"--redundant-experts {options.redundant_experts} are more than {most}: all on all ranks")
     short = bounded(source, options.max_model_len)
     served = keeping_all(short) if options.kv_windows == "keep" else short
     draft = open_draft(served, options)
     if draft is None:
         return served
-    if not draft.config.joins_rows:  # which it has of the same checkpoint
+    if not draft.config.joins_rows:  # else it is of the same checkpoint, or made for it
         _check_same_tokens(served, draft)
     layers = DraftLayers(draft.config, draft.config.num_kv_heads)
     return ChangedModel(served, replace(served.config, draft=layers))
@@ -36,11 +43,16 @@ def open_draft(source: ModelSource, options: EngineOptions) -> ModelSource | Non
     guessing = parse_speculate(options.speculate)
     if not guessing.has_layers:
         return None
-    own = open_model(guessing.model, options.load_format) if guessing.model else source.next_layer()
-    draft = keeping_all(own)
+    draft = keeping_all(_opened(source, options, guessing))
     _check_pages(source, draft, guessing.source)
     check_divides(draft.config, options.tp)
     return ChangedModel(draft, replace(draft.config, context_len=source.config.context_len))
+
+
+def _opened(source: ModelSource, options: EngineOptions, guessing: Speculation) -> ModelSource:
+    if guessing.source == OF_HEAD:
+        return EagleFolder(Path(guessing.model).expanduser(), source)
+    return open_model(guessing.model, options.load_format) if guessing.model else source.next_layer()
 
 
 def _check_pages(source: ModelSource, draft: ModelSource, name: str) -> None:

@@ -68,7 +68,7 @@ class CpuDraftModel:
 
     def _agreed(self, logits: Tensor) -> Tensor:
         """Return the likeliest tokens, those of rank 0 on all ranks."""
-        tokens = logits.argmax(dim=-1).cpu()
+        tokens = self._model.likeliest(logits).cpu()
         if self._model.communicator is not None:
             self._model.communicator.broadcast(tokens)
         return tokens

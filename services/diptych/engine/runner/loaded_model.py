@@ -22,7 +22,7 @@ from diptych.checkpoints.source import BlankModel, ModelSource
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.layer_constants import new_sinks, rope_tables
-from diptych.engine.attention.staged_batch import StagedBatch
+from diptych.engine.attention.staged_batch import StagedBatch, logits_rows
 from diptych.engine.models.adapters.lora import Loras, LowRankSetting, adapted_matrices
 from diptych.engine.models.arithmetic.ops import Ops
 from diptych.engine.models.decoder import Decoder
@@ -42,7 +42,7 @@ from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.sampling.sampler import Sampler
 from diptych.engine.runner.states import SlotStates
 from diptych.engine.tensor_parallel.communicator import Communicator
-from diptych.engine.values.batch import ImageCounts, OnLayer
+from diptych.engine.values.batch import ForwardBatch, ImageCounts, OnLayer
 from diptych.engine.weights.memory import WeightMemory, weight_memory
 from diptych.engine.weights.taking import Taking
 
@@ -98,8 +98,9 @@ class LoadedModel:
     main: ModelConfig | None = None  # of the model whose draft this is; None: of none
     draft: LoadedModel | None = None  # that guesses what this one will say, on the same pool
     rows: HiddenRows | None = None  # that the draft joins; both have them
+    words: Tensor | None = None  # int64: the tokens that it says by other numbers; None: by theirs
     images: EncodedImages | None = None  # None: the model knows text alone
-    shared: Mapping[str, Matrix] = field(default_factory=dict)  # that the draft has of this one, if it joins rows
+    shared: Mapping[str, Matrix] = field(default_factory=dict)  # that the draft has of this one, or it of the draft
     weights_id: str = ""
 
     def memory(self) -> WeightMemory:
@@ -113,8 +114,8 @@ class LoadedModel:
             kinds = _kinds(self.config.attending, self.main, kv, self.options, self.sinks)
             attention, capture = _choose(kinds, self.options).attention, AttentionCapture(self.config, kinds)
             states = self.states.on(kv) if self.states else _new_states(self.config, kv, self.options)
-            draft = self.draft and self.draft.on(kv)
-            return replace(self, attention=attention, capture=capture, states=states, draft=draft)
+            draft, images = self.draft and self.draft.on(kv), self.images and self.images.on(kv)
+            return replace(self, attention=attention, capture=capture, states=states, draft=draft, images=images)
 
     @property
     def image_counts(self) -> ImageCounts:
@@ -127,6 +128,13 @@ class LoadedModel:
         assert self.images is not None, "admission refuses images where there is no tower"
         found = self.images.of_step(staged.host.images, staged.input_ids.device, on_tower_layer)
         return replace(staged, image_tokens=found.tokens, image_rows=found.rows)
+
+    def encode(self, batch: ForwardBatch, on_tower_layer: Callable[[], None]) -> Tensor:
+        """Write the rows of the step's images to their pages; return logits that mean nothing."""
+        assert self.images is not None, "admission refuses images where there is no tower"
+        self.images.write(batch.encodes, on_tower_layer)
+        rows, device = len(logits_rows(batch)), self.blueprint.device
+        return torch.zeros(rows, self.config.output_size, dtype=DTYPES[self.options.dtype], device=device)
 
     def new_buffers(self, num_tokens: int, device: torch.device) -> Buffers:
         """Return what a step of so many tokens needs for its pieces. Encoders have none."""
@@ -144,9 +152,19 @@ class LoadedModel:
         layers = list(chain(*self.config.attending.layers_by_kind))
         return self.sinks[layers.index(int(name.removesuffix(".sinks")))]
 
+    def serve_others(self, device: torch.device) -> None:
+        """See `Decoder.serve_others`."""
+        assert isinstance(self.decoder, Decoder), "encoders share no experts"
+        self.decoder.serve_others(device)
+
     def forward(self, batch: StagedBatch, on_layer: OnLayer | None = None, pieces: Pieces | None = None) -> Tensor:
         """Return the logits of `batch.logits_rows`. Attention was told of the batch before, and so were adapters."""
         return self.decoder.forward(batch, self.attention, on_layer, pieces, self.states, self.rows)
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """Return the likeliest tokens `[num_rows]`."""
+        found = logits.argmax(dim=-1)
+        return found if self.words is None else self.words[found]
 
 
 def load_with_draft(
@@ -176,8 +194,9 @@ def load_with_draft(
     if not joins:
         return replace(model, draft=beside)
     page_size = own_views(kv, model.config, None)[0].shape[3]
-    rows = HiddenRows(model.config.hidden_size, DTYPES[options.dtype], kv.device, page_size)
-    return replace(model, rows=rows, draft=replace(beside, rows=rows))
+    fc = beside.shared.get("fc")
+    rows = HiddenRows(model.config.hidden_size, DTYPES[options.dtype], kv.device, page_size, fc)
+    return replace(model, rows=rows, draft=replace(beside, rows=rows, shared={}))
 
 
 def _taken(source: ModelSource, kv: Tensor, options: ModelOptions, taking: Taking) -> LoadedModel | None:
@@ -214,7 +233,8 @@ def load_model(
         ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)
         tensors = expanded(part.tensors) if options.quantization == "none" else part.tensors
         placement = list(part.placement)
-        weights = load(part.config, placement, tensors, ops, dtype, kv.device).beside(shared or {})
+        weights = load(part.config, placement, tensors, ops, dtype, kv.device)
+        weights = weights.beside({name: each for name, each in (shared or {}).items() if not weights.has(name)})
         _fill(sinks, chain(*part.config.attending.layers_by_kind), weights)
         loras = Loras(part.config.num_layers, _adapters_of(part.adapted, options, dtype, kv.device), backend.low_rank)
         wrapped = weights.wrapped(loras.wrap)
@@ -235,13 +255,14 @@ def load_model(
         pooler=None if part.config.pooling is None else Pooler(part.config.pooling, weights, part.config.rms_norm_eps),
         main=main,
         weights_id=source.weights_id,
-        images=_new_images(decoder),
-        shared={name: weights.matrix(name) for name in SHARED},
+        images=_new_images(decoder, kv),
+        shared={name: weights.matrix(name) for name in (*SHARED, *(("fc",) if part.config.eagle else ()))},
+        words=weights.constant("words").long() if part.config.eagle and part.config.eagle.has_words else None,
         blueprint=Blueprint(placement, ops, dtype, kv.device, weights.vectors()),
     )
 
 
-def _new_images(decoder: Decoder | EncoderModel) -> EncodedImages | None:
+def _new_images(decoder: Decoder | EncoderModel, kv: Tensor) -> EncodedImages | None:
     if not isinstance(decoder, Decoder) or decoder.tower is None:
         return None
 
@@ -249,7 +270,7 @@ def _new_images(decoder: Decoder | EncoderModel) -> EncodedImages | None:
         assert decoder.tower is not None, "the weights were released"
         return decoder.tower
 
-    return EncodedImages(tower)
+    return EncodedImages(tower, kv)
 
 
 def _new_states(config: ModelConfig, kv: Tensor, options: ModelOptions) -> SlotStates | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.next_layer import placement_of
@@ -38,7 +39,12 @@ class ModelPart:
             return ModelPart(
                 source.config, place(source.config), source.tensors(), lambda ops: ops, place(source.config)
             )
-        shard = Shard(communicator.rank, communicator.size, whole_experts)
+        experts, moe = communicator.experts, source.config.moe
+        if experts is None or moe is None:
+            shard = Shard(communicator.rank, communicator.size, whole_experts)
+        else:
+            owned = partial(experts.own, num_experts=moe.num_experts)
+            shard = Shard(communicator.rank, communicator.size, whole_experts=True, owned=owned)
         cuts = shard.placement(source.config, place)
         return ModelPart(
             config=shard.config(source.config),

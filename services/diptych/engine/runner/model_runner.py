@@ -134,6 +134,8 @@ class ModelRunner:
     def logits(self, batch: ForwardBatch) -> Tensor:
         """Write the batch's KV; return the logits of the rows to sample from, and then of the prompt rows."""
         with torch.inference_mode():
+            if batch.encodes:
+                return self.model.encode(batch, self._on_tower_layer)
             states = self.model.states
             if states is not None:
                 batch = states.before(batch)
@@ -150,6 +152,11 @@ class ModelRunner:
             if states is not None:
                 states.behind(batch)
             return logits if capture is None else WatchedLogits.of(logits, capture.result())
+
+    def serve_others(self) -> None:
+        """Take part in a step of schedulers that share our experts, without a token."""
+        with torch.inference_mode():
+            self.model.serve_others(self._device)
 
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
         """Choose the batch's next tokens by its logits, which may be overwritten."""

@@ -21,20 +21,24 @@ from diptych.engine.models.adapters.lora_host import LoraHost
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import head_share, pool_layout
 from diptych.engine.options.served_model import as_served
+from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.memory import buffer_pages
 from diptych.engine.runner.kv_pool import kv_bytes, new_kv, shared_kv
 from diptych.engine.runner.model_loader import MIB, ModelLoader
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.runner.rebalancing import Rebalancing
 from diptych.engine.schedule.pace.step_sizes import Chosen
-from diptych.engine.tensor_parallel.communicator import Communicator, TorchCommunicator
+from diptych.engine.tensor_parallel.communicator import TorchCommunicator
 from diptych.engine.tensor_parallel.company import Lead
 from diptych.engine.tensor_parallel.group import LeadRank, RankGroup, SingleRank
 from diptych.engine.tensor_parallel.meeting import Meeting
+from diptych.engine.tensor_parallel.sharing.expert_group import ExpertGroup, LoneCommunicator
 from diptych.engine.tensor_parallel.trainer_groups import TorchGroups
 from diptych.engine.tensor_parallel.weight_sets import InPlace
 from diptych.engine.values.batch import OnLayer
+from diptych.engine.values.rounds import Round
 from diptych.engine.weights.taking import Taking
 from diptych.kernels.gpu import launcher
 from diptych.kvtransfer.layout import PoolLayout
@@ -63,7 +67,9 @@ class TorchHardware:
         self._taking = taking
         self._device = open_device(options.device, gpu)
         self.options = options.on("cuda" if self._device.type == "cuda" else "cpu")
-        self._communicator: Communicator | None = None
+        self._communicator: TorchCommunicator | LoneCommunicator | None = None
+        self.experts: ExpertGroup | None = None
+        self._rebalancing: Rebalancing | None = None
 
     @property
     def device_name(self) -> str:
@@ -73,6 +79,21 @@ class TorchHardware:
 
     def open(self, model: str) -> ModelSource:
         return as_served(open_model(model, self.options.load_format), self.options)
+
+    def share_experts(self, place: SharedExperts, rank: int) -> None:
+        options = self.options
+        counts, redundant = bool(options.rebalance_experts), options.redundant_experts
+        self.experts = ExpertGroup(place, rank, options.tp, self._device, redundant, counts=counts)
+        if self._communicator is None:
+            self._communicator = LoneCommunicator(self.experts)
+        else:
+            self._communicator.experts = self.experts
+
+    def begin_round(self, common: Round) -> None:
+        assert self.experts is not None, "rounds are of schedulers that share experts"
+        if self._rebalancing is not None:
+            self._rebalancing.before_round()
+        self.experts.round = common
 
     def ranks(self, lead: Lead) -> RankGroup:
         if self.options.tp == 1:
@@ -103,7 +124,11 @@ class TorchHardware:
         return pool
 
     def load(self, source: ModelSource, layer_listener: Callable[[], OnLayer | None]) -> ModelRunner | GpuRunner:
-        return self._loader.load(source, self._kv, layer_listener)
+        runner = self._loader.load(source, self._kv, layer_listener)
+        if self.experts is not None and self.options.rebalance_experts:
+            every, redundant = self.options.rebalance_experts, self.options.redundant_experts
+            self._rebalancing = Rebalancing(runner.model, source, self.experts, every, redundant)
+        return runner
 
     def in_place(self, runner: Any) -> InPlace[Any]:
         return self._loader.in_place(runner)

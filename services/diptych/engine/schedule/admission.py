@@ -28,7 +28,7 @@ def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int,
     if request.prompt_len >= max_tokens + is_pooled:
         words = f"the prompt has {request.prompt_len} tokens; this worker takes fewer than {max_tokens} with output"
         return Failure(FailureCode.INVALID, words)
-    if not _are_tokens(request, vocab_size):
+    if request.encodes is None and not _are_tokens(request, vocab_size):
         return Failure(FailureCode.INVALID, f"the prompt has token ids outside the vocabulary of {vocab_size}")
     if request.attention is not None and (problem := limits.watched.refuse(request.attention)) is not None:
         return Failure(FailureCode.INVALID, problem)
@@ -49,10 +49,10 @@ def refuse_contents(request: Request, vision: VisionInput | None) -> str | None:
     scored, end = request.prompt_logprobs, request.contents[-1].end
     if scored is not None and scored.start + 1 < end:
         return f"log-probabilities of a prompt are of tokens: behind its last image they begin with start {end - 1}"
-    return next(filter(None, (_refuse_image(each, vision) for each in request.contents)), None)
+    return next(filter(None, (refuse_image(each, vision) for each in request.contents)), None)
 
 
-def _refuse_image(content: ContentSegment, vision: VisionInput) -> str | None:
+def refuse_image(content: ContentSegment, vision: VisionInput) -> str | None:
     image = content.image
     if image is None:
         return "the prompt has content that is neither text nor an image; this model takes these"

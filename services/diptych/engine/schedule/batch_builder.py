@@ -73,10 +73,12 @@ def build_batch(
     row_tokens = _row_tokens(step, pending)
     spans = [chunk.request.tokens[chunk.start : chunk.start + chunk.num_tokens] for chunk in step.chunks]
     images = _images(step.chunks, len(row_tokens))
+    encodes = _encodes(step.chunks, table[len(step.decodes) :])
+    input_ids = _without_keys(np.concatenate([row_tokens, *spans]), images)
     num_sampled = np.array([*row_lens, *(int(chunk.is_last) for chunk in step.chunks)], dtype=np.int64)
     return ForwardBatch(
         mode=_mode(step),
-        input_ids=_without_keys(np.concatenate([row_tokens, *spans]), images),
+        input_ids=np.zeros_like(input_ids) if encodes else input_ids,
         positions=positions,
         out_slots=out_slots,
         page_table=table,
@@ -90,6 +92,7 @@ def build_batch(
         rope_positions=_rope_positions(requests, starts, extend_lens, positions),
         attention=_attention_rows(requests, num_sampled),
         images=images,
+        encodes=encodes,
     )
 
 
@@ -111,6 +114,7 @@ def _build_decode(
     num_rows = len(requests)
     ones, owner = np.array([1] * num_rows, dtype=np.int64), np.arange(num_rows)
     table, out_slots = _slots(requests, owner, positions, page_table, page_size)
+    has_more = any([each.adapter_slot != NO_ADAPTER or each.contents or each.attention for each in requests])
     return ForwardBatch(
         mode=ForwardMode.DECODE,
         input_ids=_last_tokens(requests, pending),
@@ -121,10 +125,10 @@ def _build_decode(
         extend_lens=ones,
         num_sampled=ones,
         states=_state_moves(requests, (), pages_per_state) if pages_per_state else None,
-        adapters=_adapters(requests),
+        adapters=_adapters(requests) if has_more else None,
         window_groups=_window_groups(requests, owner, positions, window_table, page_size),
-        rope_positions=_rope_positions(requests, positions, ones, positions),
-        attention=_attention_rows(requests, ones),
+        rope_positions=_rope_positions(requests, positions, ones, positions) if has_more else None,
+        attention=_attention_rows(requests, ones) if has_more else None,
     )
 
 
@@ -246,6 +250,18 @@ def _images(chunks: Sequence[Chunk], first: int) -> tuple[ImageRows, ...]:
                 key, token = request.extra_key + content.digest, first + start - chunk.start
                 found.append(ImageRows(key, content.image, start - content.start, stop - start, token))
         first += chunk.num_tokens
+    return tuple(found)
+
+
+def _encodes(chunks: Sequence[Chunk], tables: I32) -> tuple[ImageRows, ...]:
+    """Return the images that chunks encode, each with all pages of its request; `tables`: of these."""
+    found = []
+    for chunk, table in zip(chunks, tables, strict=True):
+        request, content = chunk.request, chunk.request.encodes
+        if content is not None:
+            assert content.image is not None
+            key, pages = request.extra_key + content.digest, table[: request.num_pages].copy()
+            found.append(ImageRows(key, content.image, 0, content.num_tokens, 0, pages))
     return tuple(found)
 
 

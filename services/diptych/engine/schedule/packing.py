@@ -40,7 +40,7 @@ class Packing:
 
         Who gets a token of the step waits for all of them.
         """
-        if not request.contents or not self._num_pixels:
+        if not self._num_pixels or not (request.contents or request.encodes):
             return True
         num_tokens = chunk_len(request, start, self._cost.chunk_len(start, self._budget))
         pixels = num_pixels(request, start, num_tokens)
@@ -54,7 +54,7 @@ class Packing:
         """Add its next chunk; there is room."""
         chunk = next_chunk(request, self._cost.chunk_len(request.computed_len, self._budget))
         self.chunks.append(chunk)
-        if request.contents:
+        if request.contents or request.encodes:
             self._num_pixels += num_pixels(request, chunk.start, chunk.num_tokens)
         self._budget -= self._cost.of(chunk.start, chunk.num_tokens)
         self._num_complete += chunk.is_last

@@ -333,7 +333,8 @@ class Running:
 
     def expire(self, now_s: float) -> None:
         """Give requests that were set aside their places again, as far as they need not wait any longer."""
-        self._queue.expire(now_s)
+        if self._waiting.has_aside:
+            self._queue.expire(now_s)
 
     def next_s(self) -> float | None:
         """Return when `expire` has something to do, if no event comes before."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.shard import check_divides
 from diptych.checkpoints.source import ModelSource
 from diptych.common.garbage import garbage_postponed
@@ -23,6 +24,7 @@ from diptych.engine.cache.tier import Tier
 from diptych.engine.lora.host import AdapterHost
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.options.pool_size import num_host_slots
+from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.schedule.pace.step_sizes import Chosen
 from diptych.engine.scheduler.lasting import LastingTiers, open_lasting_tiers
 from diptych.engine.scheduler.links.links import Links, directions_of, links_of_nobody
@@ -36,6 +38,7 @@ from diptych.engine.values.batch import DraftModel, GraphUse, ImageCounts, OnLay
 from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.prompt_cost import prompt_cost
+from diptych.engine.values.rounds import Round
 from diptych.engine.values.transfer_rules import layer_windows
 from diptych.engine.values.watched_layers import watched_layers
 from diptych.kvtransfer.lanes import PathRule
@@ -53,6 +56,10 @@ OpenTransport = Callable[[SchedulerConfig], Transport | None]  # None: nobody is
 
 class ModelOnHardware(OverlapRunner, Protocol):
     """A model that can run."""
+
+    def serve_others(self) -> None:
+        """Take part in a step of schedulers that share our experts, without a token."""
+        ...
 
     @property
     def loras(self) -> Loras: ...
@@ -92,6 +99,14 @@ class Hardware(Protocol):
 
     def ranks(self, lead: Lead) -> RankGroup:
         """Meet the other tensor-parallel ranks, as rank 0, which `lead` leads to."""
+        ...
+
+    def share_experts(self, place: SharedExperts, rank: int) -> None:
+        """Meet all ranks of the schedulers that share experts, after those of this one. Raises `ConfigError`."""
+        ...
+
+    def begin_round(self, common: Round) -> None:
+        """Hear how large the next step is for each scheduler that shares experts."""
         ...
 
     def pool_layout(self, source: ModelSource, rank: int) -> PoolLayout:
@@ -161,6 +176,7 @@ class SchedulerBase:
             retracted_s=self.config.retracted_s,
             pooling=model.pooling,
             vision=model.vision,
+            image_row_nbytes=_image_row_nbytes(model, options),
             watched=watched_layers(model, options.device, options.tp),
             mixed_step_s=options.mixed_step_s,
         )
@@ -188,7 +204,8 @@ class SchedulerBase:
     def _layer_listener(self) -> OnLayer | None:
         """A step that other ranks run too runs to its end, and so does one that a GPU has been given."""
         follow = self.links.posting.layer_listener()
-        can_stop = self.config.engine.tp == 1 and self.config.engine.device != "cuda"
+        engine = self.config.engine
+        can_stop = engine.tp == 1 and engine.device != "cuda" and not engine.dp_attention
         look = self.watch.listener() if can_stop else None
         if follow is None or look is None:
             return follow or look
@@ -228,6 +245,8 @@ def build_base(
     source = hardware.open(options.model)
     check_divides(source.config, options.tp)
     ranks = hardware.ranks(lead)
+    if config.sharing is not None:
+        hardware.share_experts(config.sharing, config.rank)
     layout, chosen = hardware.pool_layout(source, config.rank), hardware.chosen
     num_windows = config.transfer.num_windows if len(source.config.page_groups) == 1 else 1
     windows = layer_windows(layout.num_layers, num_windows, layout.page_nbytes)
@@ -239,6 +258,13 @@ def build_base(
     copier = ranks.lead_copier(own_copier)
     lasting = open_lasting_tiers(source, layout, hardware, own_copier, ranks)
     return SchedulerBase(config, source, ranks, layout, hardware, copier, lasting, chosen, links, transfer, StepWatch())
+
+
+def _image_row_nbytes(model: ModelConfig, options: EngineOptions) -> int:
+    """Return what a tower makes of a place of a prompt. Several ranks have parts of pages each: no rows go there."""
+    if model.tower is None or options.tp > 1:
+        return 0
+    return model.tower.row_nbytes(4 if options.dtype == "float32" else 2)
 
 
 def open_host_pages(hardware: Hardware, layout: PoolLayout, rank: int) -> PageCopier:

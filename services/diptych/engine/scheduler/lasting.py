@@ -15,7 +15,7 @@ from diptych.engine.cache.host_pages import HostPages
 from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import MIB
-from diptych.engine.options.store_url import directory_of
+from diptych.engine.options.store_url import directory_of, is_valkey
 from diptych.engine.scheduler.terms import file_terms, store_terms
 from diptych.engine.tensor_parallel.group import RankGroup
 from diptych.engine.tiers.file_tier import FileTier
@@ -28,6 +28,7 @@ from diptych.engine.tiers.page_objects import Objects, PageObjects
 from diptych.engine.tiers.runs import run_pages
 from diptych.engine.tiers.segments import SegmentFormat
 from diptych.engine.tiers.shared_tier import SharedTier
+from diptych.engine.tiers.valkey_store import open_valkey
 from diptych.engine.values.events import PagesRestored
 from diptych.engine.values.kv_regions import pages_per_state
 from diptych.kvtransfer.layout import PoolLayout
@@ -110,11 +111,12 @@ def _shared(source: ModelSource, layout: PoolLayout, hardware: PoolInHostMemory)
         raise ConfigError("--shared-cache keeps no states of recurrent layers: leave it out for this model")
     if len(source.config.page_groups) > 1:
         raise ConfigError("--shared-cache keeps no pages of windows: leave it out, or give --kv-windows keep")
-    store = open_store(options.shared_cache)
     terms = terms_digest(store_terms(source, layout, options, hardware.device_name))
     record = PageFormat(terms, layout.page_nbytes)
     objects = Objects(record, run_pages(layout.page_size, record.record_nbytes), terms.hex())
-    is_directory = directory_of(options.shared_cache) is not None
+    if is_valkey(options.shared_cache):
+        return SharedTier(PageObjects(open_valkey(options.shared_cache), objects, _pages(hardware, layout), None))
+    store, is_directory = open_store(options.shared_cache), directory_of(options.shared_cache) is not None
     room = Room(store, options.shared_cache_mib * MIB) if is_directory else None
     return SharedTier(PageObjects(store, objects, _pages(hardware, layout), room))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -67,6 +67,7 @@ class Parts:
     watch: StepWatch  # over the steps that run in the loop's thread
     copier: PageCopier = NO_COPIER  # of pages from host memory
     lasting: LastingTiers = NO_LASTING_TIERS
+    calls: Sequence[int] = ()  # descriptors by which schedulers that share experts call
 
 
 class SchedulerLoop:
@@ -87,6 +88,7 @@ class SchedulerLoop:
         self._inbox = Inbox(channel)
         self._parts = parts
         self._links = parts.links
+        self._has_tiers = parts.copier is not NO_COPIER or parts.lasting is not NO_LASTING_TIERS
         self._grammars = parts.grammars
         self._news = news
         self._step_log = stepping.meter.log
@@ -98,7 +100,7 @@ class SchedulerLoop:
         self._poller.register(channel, zmq.POLLIN)
         for part in (parts.links, parts.grammars, parts.admin):
             self._poller.register(part.fileno(), zmq.POLLIN)
-        for descriptor in (*parts.copier.descriptors(), *parts.lasting.descriptors()):
+        for descriptor in (*parts.copier.descriptors(), *parts.lasting.descriptors(), *parts.calls):
             self._poller.register(descriptor, zmq.POLLIN)
         self._handlers: Mapping[str, Callable[[Any, float], None]] = {  # by field, in the order in which they act
             "role": self._serve,
@@ -122,13 +124,13 @@ class SchedulerLoop:
         """Serve until told to shut down."""
         busy, searches = False, IdleSearches()
         self._flush()  # the load of an empty scheduler is news too
-        while not self._stopping:
-            if not busy:
-                searches.search()
-            self._receive(0 if busy else self._idle_ms())
-            with self._parts.watch.over(self._is_step_wanted):
+        with self._parts.watch.over(self._is_step_wanted):
+            while not self._stopping:
+                if not busy:
+                    searches.search()
+                self._receive(0 if busy else self._idle_ms())
                 busy = self._stepping.advance(self._perform)
-            self._flush()
+                self._flush()
 
     def _is_step_wanted(self) -> bool:
         """Whether somebody still waits for what the running step computes."""
@@ -157,12 +159,15 @@ class SchedulerLoop:
         if answers := self._parts.admin.poll():
             self._events.admin_answers.extend(answers)
         self._links.linking.reconnect(now_s)
-        restored = [PagesRestored(number, None) for number in self._parts.copier.restored()]
-        restored += self._parts.lasting.restored()
+        restored = self._restored() if self._has_tiers else ()
         for event in (*self._links.poll(self._core.suspects()), *self._grammars.poll(), *restored):
             self._core.handle(event, now_s)
         self._core.expire(now_s)
         self._perform()
+
+    def _restored(self) -> list[PagesRestored]:
+        from_host = [PagesRestored(number, None) for number in self._parts.copier.restored()]
+        return [*from_host, *self._parts.lasting.restored()]
 
     # commands
 
@@ -262,7 +267,7 @@ class SchedulerLoop:
 
     def _flush(self) -> None:
         self._news.report(self._events)
-        if self._watching.is_on:
+        if self._step_log.is_on:  # somebody watches
             self._watching.report(self._events, time.monotonic())
         if message := self._events.SerializeToString():
             self._channel.send(message)

@@ -43,7 +43,7 @@ class WeightCopies(Protocol):
 
 
 class News:
-    """Tells what changed in one scheduler. Each thing told has one method, which remembers what it said last."""
+    """Tells what changed in one scheduler, and remembers what it said last."""
 
     def __init__(
         self,
@@ -72,20 +72,18 @@ class News:
         self._queued = 0  # bytes of transfers
         self._problem = ""  # of the links
         self._max_tokens = core.max_tokens
-        self._reporters = (
-            self._report_load,
-            self._report_problem,
-            self._report_max_tokens,
-            self._report_cached,
-            self._report_adapters,
-        )
         self._audited_s = -math.inf  # when the cache was last audited
         self._problems: Sequence[str] = ()  # that were found then
 
     def report(self, events: engine_pb2.SchedulerEvents) -> None:
         """Add what has changed since the last call."""
-        for report in self._reporters:
-            report(events)
+        self._report_load(events)
+        if self._core.max_tokens != self._max_tokens:
+            self._max_tokens = events.context_len = self._core.max_tokens
+        if not self._cache.changes.is_empty:
+            events.kv_events.CopyFrom(kv_codec.delta_to_wire(self._cache.changes.pop()))
+        if (adapters := self._adapters.news()) is not None:
+            events.loras.CopyFrom(engine_pb2.LoraSet(adapters=adapters))
 
     def status(self) -> WorkerStatus:
         """Return all of it. The cache is audited, which takes a while in a large pool."""
@@ -107,6 +105,7 @@ class News:
         load, links, queued = self._core.load(), self._links.load, self._links.queued_bytes
         if self._load is None or links is not self._link_load:
             self._told, self._link_load = codec.load_to_wire(load, links), links
+            self._report_problem(events)
         elif queued == self._queued and load == self._load:
             return
         else:
@@ -119,18 +118,6 @@ class News:
         if self._links.linking.problem != self._problem:
             self._problem = self._links.linking.problem
             events.link_news.CopyFrom(engine_pb2.LinkNews(problem=self._problem))
-
-    def _report_max_tokens(self, events: engine_pb2.SchedulerEvents) -> None:
-        if self._core.max_tokens != self._max_tokens:
-            self._max_tokens = events.context_len = self._core.max_tokens
-
-    def _report_cached(self, events: engine_pb2.SchedulerEvents) -> None:
-        if not self._cache.changes.is_empty:
-            events.kv_events.CopyFrom(kv_codec.delta_to_wire(self._cache.changes.pop()))
-
-    def _report_adapters(self, events: engine_pb2.SchedulerEvents) -> None:
-        if (adapters := self._adapters.news()) is not None:
-            events.loras.CopyFrom(engine_pb2.LoraSet(adapters=adapters))
 
     # the status
 
@@ -218,6 +205,7 @@ class News:
             images_encoded=images.num_encoded,
             image_places_encoded=images.num_rows,
             images_reused=images.num_reused,
+            images_pulled=images.num_pulled,
             prefill_s=meter.total_s,
             prefill_busy=meter.busy(time.monotonic()),
             prefill_tokens_per_s=meter.tokens_per_s,

@@ -48,6 +48,7 @@ from diptych.engine.scheduler.base import (
 from diptych.engine.scheduler.crash_dump import CrashDump
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.lasting import open_files
+from diptych.engine.scheduler.lockstep import LockstepRunner, LockstepStepping
 from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.profiling import Profiler, TorchTrace
@@ -64,12 +65,14 @@ from diptych.engine.tensor_parallel.company import HostLead, Lead, NodesLead, jo
 from diptych.engine.tensor_parallel.rank_model import RankModel
 from diptych.engine.tensor_parallel.rank_tasks import RankTasks
 from diptych.engine.tensor_parallel.ranked_files import RankFiles
+from diptych.engine.tensor_parallel.sharing.step_clock import StepClock
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.tensor_parallel.weight_sets import RankWeights, WeightLoader
 from diptych.engine.values.batch import DraftBatch, DraftModel, OverlapRunner
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
+from diptych.engine.values.rounds import NOTHING, Round
 from diptych.engine.values.scheduler_core import SchedulerCore
-from diptych.generation.request_groups import OF_NEXT_LAYER
+from diptych.generation.request_groups import OF_HEAD, OF_NEXT_LAYER
 from diptych.grammars.compiler import Compiler
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import Transport
@@ -161,6 +164,8 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     source = hardware.open(hardware.options.model)
     check_divides(source.config, hardware.options.tp)
     communicator = hardware.join(joining(config.endpoint, config.place, worker), config.rank)
+    if config.sharing is not None:
+        hardware.share_experts(config.sharing, config.rank)
     layout = hardware.pool_layout(source, config.rank)
     pool = hardware.allocate(layout, transport)
     copier = open_host_pages(hardware, layout, config.rank)
@@ -175,7 +180,7 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     adapters = hardware.adapters(source, config.rank, lambda: weights.served.runner.loras)
     worker.report_loaded_model()
     spare_what_stays()
-    model = RankModel(weights, adapters, tasks)
+    model = RankModel(weights, adapters, tasks, hardware.begin_round)
     worker.run(model, RankTransfer(transport, pool) if transport and pool else None, copier, files)
     tasks.close()
     if files is not None:
@@ -218,12 +223,21 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
         {**adapters.handlers, **weights.handlers, **profiler.handlers, "flush_cache": lambda command: flush_of(cache)},
         profiler.waiting,
     )
-    stepping = profiler.over(_stepping(options, core, base.ranks.lead_runner(weights)))
+    clock = None if base.config.sharing is None else StepClock(base.config.sharing)
+    runner = base.ranks.lead_runner(weights)
+    stepping = profiler.over(
+        _stepping(options, core, runner)
+        if clock is None
+        else _in_lockstep(base, core, runner, clock, lambda: weights.runner.serve_others())
+    )
     grammars.wait_until_open()
     door = _open_door(base.config, weights)
+    if clock is not None:
+        clock.meet(NOTHING)  # who is ready may step at once: no other one is still loading
     _report_ready(base, channel, core, adapters, door)
     beat = SharedHeartbeat(base.config.heartbeat_fd).beat
-    parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier, base.lasting)
+    calls = () if clock is None else (clock.descriptor(),)
+    parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier, base.lasting, calls)
     cache.compute_s = stepping.meter.compute_s
     copies, graph_use = Copies(taking, door), lambda: weights.runner.graph_use
     images = lambda: weights.runner.image_counts  # noqa: E731
@@ -380,16 +394,34 @@ def _stepping(options: EngineOptions, core: SchedulerCore, runner: OverlapRunner
     return OverlappedStepping(core, worker, time.monotonic)
 
 
+def _in_lockstep(
+    base: SchedulerBase, core: SchedulerCore, runner: OverlapRunner, clock: StepClock, serve_others: Callable[[], None]
+) -> Stepping:
+    """Step when all schedulers do that share experts."""
+
+    def begin(common: Round, is_without_us: bool) -> None:
+        base.ranks.lead_round(common, is_without_us=is_without_us)
+        base.hardware.begin_round(common)
+
+    lockstep = LockstepRunner(runner, clock, begin, serve_others)
+    return LockstepStepping(_stepping(base.config.engine, core, lockstep), lockstep, clock)
+
+
 def _obstacle(config: SchedulerConfig) -> str | None:
     """Say why other weights can't be served now."""
     options = config.engine
     if config.weights_from == "peers":  # who take them from here by the name of what was loaded
         return "a worker that gives its weights to others keeps them: restart it without --weights-from peers"
+    if options.dp_attention:
+        return "schedulers that share experts (--dp-attention) keep their weights: restart the worker"
     if options.file_cache_dir or options.shared_cache:
         which = "--file-cache-dir" if options.file_cache_dir else "--shared-cache"
         return f"a worker that keeps KV for longer than it lives keeps its weights: restart it, or leave out {which}"
-    if parse_speculate(options.speculate).source == OF_NEXT_LAYER:  # which has matrices of the model's
-        return "a worker that guesses by the model's next layer keeps its weights: restart it without --speculate mtp"
+    source = parse_speculate(options.speculate).source
+    if source in (OF_NEXT_LAYER, OF_HEAD):  # which have matrices of the model's
+        return (
+            f"a worker that guesses by the model's own rows keeps its weights: restart it without --speculate {source}"
+        )
     return None
 
 

@@ -44,7 +44,7 @@ class StepWatch:
     """Gives a step up, between two layers, once nobody wants what it computes.
 
     The loop hears nothing while a step runs, and one behind a long context may run for long. Short steps never look:
-    they pay for a clock. Steps are listened to in the thread that the watch is put over them in.
+    they pay for two clocks. Steps are listened to in the thread that the watch is put over them in.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,8 +54,8 @@ class StepWatch:
         self._looked_s = 0.0
 
     def over(self, is_wanted: Callable[[], bool]) -> StepWatch:
-        """Have the step that runs inside raise `StepGivenUp` soon after `is_wanted()` has become false."""
-        self._is_wanted, self._thread, self._looked_s = is_wanted, threading.get_ident(), self._clock()
+        """Have a step that runs inside raise `StepGivenUp` soon after `is_wanted()` has become false."""
+        self._is_wanted, self._thread = is_wanted, threading.get_ident()
         return self
 
     def __enter__(self) -> None: ...
@@ -65,7 +65,10 @@ class StepWatch:
 
     def listener(self) -> OnLayer | None:
         """Return who is to hear of each layer of the next step; None when nobody watches."""
-        return self._look if self._is_wanted is not None and self._thread == threading.get_ident() else None
+        if self._is_wanted is None or self._thread != threading.get_ident():
+            return None
+        self._looked_s = self._clock()
+        return self._look
 
     def _look(self, layer: int) -> None:
         now_s = self._clock()
@@ -153,6 +156,9 @@ class OverlappedStepping:
     When these are known they are committed and go out, and only then is it said how to sample step n+1: penalties and
     grammars depend on them. Where the core cannot overlap just now, a step is committed before anything else happens.
     Where it cannot plan before a commit, which it does then is told while the next step runs.
+
+    A step lasts until its device is done with it, but at least until the next one is begun: where the device has
+    nothing to do until then, the host is what takes long, and so the times of steps add up.
     """
 
     def __init__(self, core: SchedulerCore, worker: ModelWorker, clock: Callable[[], float]) -> None:
@@ -160,6 +166,7 @@ class OverlappedStepping:
         self._worker = worker
         self._clock = clock
         self._is_running = False  # a step was launched and not committed
+        self._began_s = 0.0  # the step launched last
         self.meter = PrefillMeter()
 
     def advance(self, perform: Callable[[], None]) -> bool:
@@ -185,6 +192,7 @@ class OverlappedStepping:
         batch = self._core.plan(now_s)
         perform()
         if batch is not None:
+            self._began_s = now_s
             self.meter.begin(batch, now_s)
             self._worker.forward(batch)
         return batch
@@ -195,6 +203,8 @@ class OverlappedStepping:
 
     def _commit(self, perform: Callable[[], None]) -> None:
         result, now_s = self._worker.result(), self._clock()
+        if result.late_s > (since_s := now_s - self._began_s):
+            result = replace(result, late_s=since_s)
         self.meter.end(now_s - result.late_s)
         self._core.commit(result, now_s)
         self._is_running = False

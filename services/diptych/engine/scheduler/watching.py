@@ -35,10 +35,6 @@ class Watching:
         self._links_due_s = 0.0
 
     @property
-    def is_on(self) -> bool:
-        return self._log.is_on
-
-    @property
     def next_s(self) -> float | None:
         """When there is something to tell; None: never."""
         return self._due_s if self._log.is_on else None

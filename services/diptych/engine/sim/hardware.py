@@ -24,6 +24,7 @@ from diptych.engine.lora.host import NoAdapters
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import pool_layout, token_nbytes
 from diptych.engine.options.served_model import as_served
+from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.schedule.pace.step_sizes import Chosen, Found, choose
 from diptych.engine.sim.answers import SimVocabulary, digests, marks, vocabulary_of
@@ -43,6 +44,7 @@ from diptych.engine.values.batch import (
     StepResult,
     WaitForResult,
 )
+from diptych.engine.values.rounds import Round
 from diptych.engine.values.step_model import StepModel, StepShape
 from diptych.generation.logprobs import LogprobsBatch
 from diptych.kvtransfer.layout import PoolLayout
@@ -96,6 +98,12 @@ class SimHardware:
 
     def ranks(self, lead: Lead) -> RankGroup:
         return SingleRank()
+
+    def share_experts(self, place: SharedExperts, rank: int) -> None:
+        raise AssertionError("--dp-attention is refused with --device sim")
+
+    def begin_round(self, common: Round) -> None:
+        raise AssertionError("--dp-attention is refused with --device sim")
 
     def pool_layout(self, source: ModelSource, rank: int) -> PoolLayout:
         layout = pool_layout(source.config, self.options)
@@ -209,6 +217,9 @@ class SimRunner:
         found = self._digests(batch)
         self._wait_until(start_s + step_s)
         return found
+
+    def serve_others(self) -> None:
+        raise AssertionError("--dp-attention is refused with --device sim")
 
     def sample(self, batch: ForwardBatch, logits: U64, sampling: SamplingBatch) -> WaitForResult:
         num_samples, prompt_rows = len(sampling.temperature), batch.prompt_rows

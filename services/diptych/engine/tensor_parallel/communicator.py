@@ -7,13 +7,14 @@ depends on shapes alone, so equal inputs give equal bits, and the same ones on e
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from diptych.common.errors import Unavailable
+from diptych.engine.models.expert_ranks import ExpertRanks
 from diptych.engine.models.ranks import Ranks
 from diptych.engine.tensor_parallel.meeting import TIMEOUT, Meeting
 from diptych.engine.tensor_parallel.proof import PROOF_BYTES, impostors, proof
@@ -48,11 +49,10 @@ class TorchCommunicator:
 
     def __init__(self, rank: int, size: int, meeting: Meeting, device: torch.device) -> None:
         """Meet the other ranks."""
-        for variable in _INTERFACES:
-            os.environ.setdefault(variable, meeting.interface)
-        os.environ.setdefault(_MULTICAST, "0")
+        prepare_libraries(meeting.interface)
         self.rank = rank
         self.size = size
+        self.experts: ExpertRanks | None = None
         self._device = device
         self._rule = sum_rule(device.type, size)
         self._peer_sums: PeerSums | None = None
@@ -62,7 +62,7 @@ class TorchCommunicator:
         store = meeting.store(rank, size)
         dist.init_process_group(backend, None, TIMEOUT, size, rank, store, device_id=own_gpu)
         if backend == "gloo":  # NCCL's connections show a random number of the store
-            self._check_others(meeting.secret())
+            check_others(meeting.secret(), rank, size)
         self.all_reduce(torch.zeros(1, device=device))  # NCCL connects now, while the store is there
 
     def open_peers(self) -> None:
@@ -118,6 +118,8 @@ class TorchCommunicator:
         dist.broadcast(x, src=0)
 
     def smallest(self, number: int) -> int:
+        if self.experts is not None:  # whose steps must be alike
+            return self.experts.smallest(number)
         numbers = torch.tensor([number], device=self._device)
         dist.all_reduce(numbers, dist.ReduceOp.MIN)
         return int(numbers)
@@ -127,13 +129,21 @@ class TorchCommunicator:
         if self._device.type == "cpu":
             dist.destroy_process_group()
 
-    def _check_others(self, secret: bytes) -> None:
-        """Raises `Unavailable` if somebody else has the place of a rank."""
-        ours = b"".join(proof(secret, self.rank, reader) for reader in range(self.size))
-        sent = torch.tensor(list(ours), dtype=torch.uint8)
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent)
-        shown = [bytes(part) for part in received.view(self.size, PROOF_BYTES).tolist()]
-        if found := impostors(secret, self.rank, shown):
-            ranks = ", ".join(map(str, found))
-            raise Unavailable(f"who connected as rank {ranks} is none: a process that is no rank is at our ports")
+
+def prepare_libraries(interface: str) -> None:
+    """Name the network device to the libraries, before they are used first."""
+    for variable in _INTERFACES:
+        os.environ.setdefault(variable, interface)
+    os.environ.setdefault(_MULTICAST, "0")
+
+
+def check_others(secret: bytes, rank: int, size: int, group: Any = None) -> None:
+    """Raise `Unavailable` if somebody else has the place of a rank, in the process's group or in another one."""
+    ours = b"".join(proof(secret, rank, reader) for reader in range(size))
+    sent = torch.tensor(list(ours), dtype=torch.uint8)
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    shown = [bytes(part) for part in received.view(size, PROOF_BYTES).tolist()]
+    if found := impostors(secret, rank, shown):
+        ranks = ", ".join(map(str, found))
+        raise Unavailable(f"who connected as rank {ranks} is none: a process that is no rank is at our ports")

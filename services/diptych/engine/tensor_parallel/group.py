@@ -17,7 +17,14 @@ from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.cache.tier import Slots
 from diptych.engine.lora.host import AdapterHost
 from diptych.engine.tensor_parallel.adapters import TensorParallelAdapters
-from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog, draft_to_wire, page_bytes, step_to_wire
+from diptych.engine.tensor_parallel.rank_log import (
+    NoRanks,
+    RankLog,
+    draft_to_wire,
+    page_bytes,
+    round_to_wire,
+    step_to_wire,
+)
 from diptych.engine.tensor_parallel.rank_tasks import LeadTasks
 from diptych.engine.tensor_parallel.ranked_files import RankedFiles
 from diptych.engine.tensor_parallel.transfers.ranked_link import ranked_metadata
@@ -34,6 +41,7 @@ from diptych.engine.values.batch import (
     StepResult,
     WaitForResult,
 )
+from diptych.engine.values.rounds import Round
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.ownership import Pages
 from diptych.kvtransfer.transport import PeerTransport, ProbePages, Transport
@@ -65,6 +73,9 @@ class SingleRank:
 
     def lead_runner(self, runner: OverlapRunner) -> OverlapRunner:
         return runner
+
+    def lead_round(self, common: Round, *, is_without_us: bool) -> None:
+        pass
 
     def lead_draft_model(self, model: DraftModel) -> DraftModel:
         return model
@@ -113,6 +124,10 @@ class LeadRank:
         """Wait until every rank has loaded its part."""
         assert all(answer.is_loaded for answer in self._log.answers())
         return self.leading(runner)
+
+    def lead_round(self, common: Round, *, is_without_us: bool) -> None:
+        """Tell every rank how large its next step is elsewhere; see `rounds`."""
+        self._log.append(rank_pb2.RankEntry(round=round_to_wire(common, is_without_us=is_without_us)))
 
     def lead_draft_model(self, model: DraftModel) -> DraftModel:
         return TensorParallelDraftModel(model, self._log)

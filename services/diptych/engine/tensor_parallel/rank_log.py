@@ -28,6 +28,7 @@ from diptych.engine.values.batch import (
     StateMoves,
     WindowGroups,
 )
+from diptych.engine.values.rounds import Part, Round
 from diptych.generation.segments import Image
 from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.transport import PageIndices, PageWrite
@@ -213,6 +214,18 @@ def step_from_wire(wire: rank_pb2.Step) -> ForwardBatch:
     )
 
 
+def round_to_wire(common: Round, *, is_without_us: bool) -> rank_pb2.CommonRound:
+    return rank_pb2.CommonRound(
+        num_tokens=[part.num_tokens for part in common.parts],
+        num_picked=[part.num_picked for part in common.parts],
+        is_without_us=is_without_us,
+    )
+
+
+def round_from_wire(wire: rank_pb2.CommonRound) -> Round:
+    return Round(tuple(map(Part, wire.num_tokens, wire.num_picked)))
+
+
 def _image_to_wire(rows: ImageRows) -> rank_pb2.ImageRows:
     image = rows.image
     return rank_pb2.ImageRows(
@@ -304,6 +317,7 @@ def copy_to_wire(operation: int, peer: int, write: PageWrite, flow: Flow) -> ran
         first_layer=first_layer,
         end_layer=end_layer,
         skip_tokens=write.skip_tokens,
+        as_bytes=write.as_bytes,
         stream=flow.stream,
         priority=flow.priority,
         timeout_s=flow.timeout_s,
@@ -313,7 +327,7 @@ def copy_to_wire(operation: int, peer: int, write: PageWrite, flow: Flow) -> ran
 
 def write_from_wire(copy: rank_pb2.CopyPages) -> PageWrite:
     layers = (copy.first_layer, copy.end_layer) if copy.end_layer else None
-    return PageWrite(from_bytes(copy.src), from_bytes(copy.dst), layers, copy.skip_tokens)
+    return PageWrite(from_bytes(copy.src), from_bytes(copy.dst), layers, copy.skip_tokens, copy.as_bytes)
 
 
 def flow_from_wire(copy: rank_pb2.CopyPages) -> Flow:

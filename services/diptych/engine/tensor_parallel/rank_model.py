@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from diptych.engine.lora.host import AdapterHost
+from diptych.engine.tensor_parallel.rank_log import round_from_wire
 from diptych.engine.tensor_parallel.rank_tasks import RankTasks
 from diptych.engine.tensor_parallel.tp_model_worker import RankRunner
 from diptych.engine.tensor_parallel.weight_change import change_from_wire, group_from_wire
 from diptych.engine.tensor_parallel.weight_sets import RankWeights
 from diptych.engine.values.batch import DraftModel, ForwardBatch
+from diptych.engine.values.rounds import Round
 from diptych.v1 import rank_pb2
 
-R = TypeVar("R", bound=RankRunner)
+
+class SharingRunner(RankRunner, Protocol):
+    """What a rank needs of its model beside steps of its own."""
+
+    def serve_others(self) -> None:
+        """Take part in a step of schedulers that share our experts, without a token."""
+        ...
+
+
+R = TypeVar("R", bound=SharingRunner)
 W = TypeVar("W")
 
 
 class RankModel(Generic[R, W]):
     """Implements `ServedRank`. All calls from one thread; `tasks` has another."""
 
-    def __init__(self, weights: RankWeights[R], adapters: AdapterHost[W], tasks: RankTasks) -> None:
+    def __init__(
+        self,
+        weights: RankWeights[R],
+        adapters: AdapterHost[W],
+        tasks: RankTasks,
+        begin_round: Callable[[Round], None] = lambda common: None,
+    ) -> None:
+        """`begin_round` hears of each step that is common with schedulers that share experts, before it."""
+        self._begin_round = begin_round
         self._weights = weights
         self._adapters = adapters
         self._tasks = tasks
@@ -34,6 +54,10 @@ class RankModel(Generic[R, W]):
 
     def apply(self, entry: rank_pb2.RankEntry) -> None:
         match entry.WhichOneof("entry"):
+            case "round":
+                self._begin_round(round_from_wire(entry.round))
+                if entry.round.is_without_us:
+                    self._weights.served.runner.serve_others()
             case "prepare":
                 self._prepare(entry.prepare)
             case "forget":

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 OF_MODEL: Final = (
     *("prepare", "forget", "place_adapter", "remove_adapter"),
-    *("switch_weights", "switch_back", "drop_weights", "release_weights"),
+    *("switch_weights", "switch_back", "drop_weights", "release_weights", "round"),
 )
 Posted = rank_pb2.CopyPages | rank_pb2.DigestOwnPages | rank_pb2.UnpackPages
 

@@ -137,14 +137,20 @@ class TorchGroups:
 
 def joined(address: GroupAddress, rank: int) -> Any:
     """Do as trainers do. torch has no public function for a group beside another one that was made elsewhere."""
-    import torch.distributed.distributed_c10d as c10d
     from torch.distributed.rendezvous import rendezvous
 
     meeting = f"tcp://{address.host}:{address.port}"
     store, rank, size = next(rendezvous(meeting, rank, address.world_size, timeout=JOIN_TIMEOUT))
     store.set_timeout(JOIN_TIMEOUT)
-    prefixed = c10d.PrefixStore(address.name, store)
-    name, backend = c10d.GroupName(address.name), c10d.Backend(address.backend)
-    group, _ = c10d._new_process_group_helper(size, rank, [], backend, prefixed, group_name=name, timeout=JOIN_TIMEOUT)
+    return group_beside(store, rank, size, address.backend, address.name, JOIN_TIMEOUT)
+
+
+def group_beside(store: Any, rank: int, size: int, backend: str, name: str, timeout: timedelta) -> Any:
+    """Return a group of processes that is none of a part of the process's own group, once all of it are there."""
+    import torch.distributed.distributed_c10d as c10d
+
+    prefixed = c10d.PrefixStore(name, store)
+    named, kind = c10d.GroupName(name), c10d.Backend(backend)
+    group, _ = c10d._new_process_group_helper(size, rank, [], kind, prefixed, group_name=named, timeout=timeout)
     c10d._world.pg_group_ranks[group] = {each: each for each in range(size)}
     return group

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from diptych.engine.tiers.object_store import Entry, ObjectStore
+from diptych.engine.tiers.object_store import Entry, ListedStore
 
 PART: Final = 1 / 16  # of the capacity: so much one writes before it looks again, at most
 NUM_WRITES: Final = 4  # after as many it looks again, too
@@ -38,7 +38,7 @@ def surplus(entries: Sequence[Entry], capacity_nbytes: int, coming_nbytes: int) 
 class Room:
     """One thread asks for it."""
 
-    def __init__(self, store: ObjectStore, capacity_nbytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: ListedStore, capacity_nbytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._capacity_nbytes = capacity_nbytes
         self._clock = clock

@@ -52,11 +52,15 @@ class ObjectStore(Protocol):
         """Delete objects, of which some may not be there. Raises `OSError`: then some are there still, perhaps."""
         ...
 
+
+class ListedStore(ObjectStore, Protocol):
+    """One whose users see to it that it does not grow."""
+
     def entries(self) -> Iterator[Entry]: ...
 
 
 class Obstore:
-    """Implements `ObjectStore` over one of the library's."""
+    """Implements `ListedStore` over one of the library's."""
 
     def __init__(self, url: str, store: Any) -> None:
         self.url = url
@@ -104,7 +108,7 @@ class Obstore:
                 yield Entry(each["path"], each["size"], each["last_modified"].timestamp())
 
 
-def open_store(url: str) -> ObjectStore:
+def open_store(url: str) -> ListedStore:
     """Open a store; nothing is asked of it yet. Raises `ConfigError`."""
     return Obstore(url, open_objects(f"--shared-cache {url}", url, _how(url)))
 

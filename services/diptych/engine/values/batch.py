@@ -21,7 +21,7 @@ from diptych.common.arrays import F32, I32, I64, U64
 from diptych.generation.attention_tokens import AttentionWish, TokenAttention
 from diptych.generation.logprobs import LogprobsBatch
 from diptych.generation.segments import Image
-from diptych.kvtransfer.ownership import NULL_PAGE
+from diptych.kvtransfer.ownership import NULL_PAGE, Pages
 
 Bools = npt.NDArray[np.bool_]
 
@@ -146,6 +146,7 @@ class ImageRows:
     first: int  # row of the image
     num_rows: int
     token: int  # index into `input_ids` of the first
+    pages: Pages | None = None  # that have all rows of the image, or are to have them; None: none do
 
 
 class ImageCounts(NamedTuple):
@@ -154,9 +155,13 @@ class ImageCounts(NamedTuple):
     num_encoded: int = 0
     num_rows: int = 0  # of these
     num_reused: int = 0  # whose rows were there when a prompt came to them
+    num_pulled: int = 0  # whose rows an encode worker had made
 
     def with_encoded(self, num_rows: int) -> ImageCounts:
         return self._replace(num_encoded=self.num_encoded + 1, num_rows=self.num_rows + num_rows)
+
+    def with_pulled(self) -> ImageCounts:
+        return self._replace(num_pulled=self.num_pulled + 1)
 
     def with_reused(self, *, is_new: bool) -> ImageCounts:
         """`is_new`: a prompt comes to the image; else it goes on with it."""
@@ -184,6 +189,7 @@ class ForwardBatch:
     rows_before: I64 | None = None  # [num_tokens]: places of `HiddenRows`, of a model that joins them; else None
     rope_positions: I64 | None = None  # [3, num_tokens]: of time, height and width; None: `positions` are all three
     images: tuple[ImageRows, ...] = ()  # where `input_ids` mean nothing
+    encodes: tuple[ImageRows, ...] = ()  # to be written to pages: then that is all that the step does
     attention: AttentionRows | None = None  # None: nobody asks
 
     def of_group(self, group: int) -> ForwardBatch:

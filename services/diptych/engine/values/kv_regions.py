@@ -152,15 +152,18 @@ def window_pages(model: ModelConfig, step_tokens: int) -> WindowPages:
 
 
 def window_terms(model: ModelConfig, layout: PoolLayout) -> str:
-    """Return in words what must be equal, besides, where windows have pages of their own."""
-    ranks = f" on {layout.num_ranks} rank{'s' if layout.num_ranks > 1 else ''}" if has_unlike_groups(model) else ""
-    return f"of {layout.page_size} tokens{ranks}"
+    """Return in words what must be equal, besides, where windows have pages of their own: "" where nothing must.
+
+    A row of a page that groups of several widths share is no token's in all of them, so it cannot be moved by tokens.
+    """
+    if not has_unlike_groups(model):
+        return ""
+    return f", of {layout.page_size} tokens on {layout.num_ranks} rank{'s' if layout.num_ranks > 1 else ''}"
 
 
 def state_terms(layout: PoolLayout, dtype: str) -> str:
-    """Return in words what must be equal, besides, where states are handed over: their bytes are sent as they lie."""
-    pages = f"pages of {layout.page_size} tokens in {layout.dtype}"
-    return f"with {dtype}, in {pages} of {layout.num_ranks} rank{'s' if layout.num_ranks > 1 else ''}"
+    """Return in words what must be equal, besides, where states are handed over: each rank's bytes go as they are."""
+    return f"with {dtype}, on {layout.num_ranks} rank{'s' if layout.num_ranks > 1 else ''}"
 
 
 def state_part_nbytes(part: StatePart, dtype: str) -> int:

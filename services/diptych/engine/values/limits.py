@@ -42,6 +42,7 @@ class Limits:
     max_drafts: int = MAX_DRAFTS  # that a step verifies, of all its requests
     pooling: Pooling | None = None  # what is made of a prompt where no text is
     vision: VisionInput | None = None  # how images are to be; None: the model takes text only
+    image_row_nbytes: int = 0  # that a tower makes of a place, which pages can carry; 0: none, or not on several ranks
     watched: WatchedLayers = NOTHING_WATCHED  # whose attention requests may ask for
     mixed_step_s: float = math.inf  # of a step that computes prompts while requests wait for their next token
 

@@ -65,6 +65,7 @@ class Request:
     num_restores: int = 0  # for which it has let others pass
     restored: list[Restore] = field(default_factory=list, repr=False)  # that were begun for it while it waited
     job_s: float = 0.0  # how long before it the job began that it goes on with: see `sessions`
+    computed_by: int = 0  # the peer that computed its prompt; 0: none
     pinned: tuple[Node, Pin] | None = field(default=None, repr=False)  # keeps its prefix while it waits: see `sessions`
     turn: int = 0  # its place among those whose prompts are computed here, kept while it lets others pass; 0: none yet
     page_names: list[int] = field(default_factory=list, repr=False)  # of its whole pages: see `page_names`
@@ -86,6 +87,7 @@ class Request:
     first_window: int = 0  # the first page that it holds in layers with a window
     windows_end: int = 0  # behind the last of them: while its prompt is computed there are fewer than others
     first_own_window: int = 0  # and the first of those that are its own; the others belong to the tree
+    windows_whole_from: int = 0  # the first token of which a peer sent that: before it pages hold what nobody sees
     windows_since: int = 0  # where the first node begins whose windows it has locked
     kind: tuple[int, int] = (0, 0)  # of its prompt, by which it is guessed whether others go on there: see `turns`
     cuts: tuple[int, ...] = ()  # chunks end after so many tokens, for others to begin there
@@ -94,6 +96,7 @@ class Request:
     matcher: Matcher | None = None  # None: the request has no grammar, or it is being compiled
     is_idle_work: bool = False  # prompts of requests that are not so are computed before it, for a bounded time
     is_whole: bool = False  # one step computes all of its prompt, whatever is cached
+    encodes: ContentSegment | None = None  # whose rows its pages are for: it has no text. None: for keys and values
     labels: tuple[int, ...] = ()  # tokens whose log-probabilities behind its prompt are its vector; none: see the model
     vector: F32 | None = field(default=None, repr=False)  # what has been made of its prompt, where no text is
 

@@ -51,6 +51,8 @@ def chunk_len(request: Request, start: int, max_tokens: int) -> int:
 
 def num_pixels(request: Request, start: int, num_tokens: int) -> int:
     """Return the pixels of the images of which a chunk computes some: they may have to be encoded for it."""
+    if request.encodes is not None and request.encodes.image is not None:
+        return request.encodes.image.height * request.encodes.image.width
     inside = (each for each in request.contents if each.start < start + num_tokens and each.end > start)
     return sum(each.image.height * each.image.width for each in inside if each.image is not None)
 

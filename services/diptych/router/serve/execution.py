@@ -25,7 +25,7 @@ from diptych.router.serve.hedging import Hedging, first_answer
 from diptych.router.serve.moving import MIN_MOVED, Move
 from diptych.router.serve.request_log import RequestLog, Served
 from diptych.router.serve.selection import Selector
-from diptych.router.serve.starting import start_attempt, start_move
+from diptych.router.serve.starting import have_images_encoded, start_attempt, start_move
 from diptych.router.tracing.record import AttemptTrace
 from diptych.router.values.failure import LegFailure
 from diptych.router.values.leg_results import NOTHING_PREDICTED, Delta, Predicted, Report
@@ -276,6 +276,8 @@ class Execution:
 
     async def _dispatch(self) -> Attempt:
         progress, now_s = self._progress, time.monotonic()
+        if progress.request.prompt.contents:
+            await self._have_images_encoded()
         wait_s = progress.pair_wait_s(now_s, self._dispatcher.fleet.missing_since_s)
         try:
             selection = await self._dispatcher.selector.select(progress, wait_s)
@@ -292,6 +294,13 @@ class Execution:
         self._attempt = self._start(selection, now_s)
         self._metrics.dispatch.observe(time.monotonic() - begun_s)
         return self._attempt
+
+    async def _have_images_encoded(self) -> None:
+        """What a worker has cached of the prompt needs no encoding: it goes there, or its pages come from there."""
+        fleet = self._dispatcher.fleet
+        if fleet.encoders():
+            num_cached = self._dispatcher.selector.num_cached(self._progress)
+            await have_images_encoded(fleet, self._progress, num_cached, self._metrics)
 
     def _without_pair(self, error: Unavailable, waited_s: float) -> Unavailable:
         words = "" if self._dispatcher.fleet.is_closed else f"; waited {waited_s:.1f} s"

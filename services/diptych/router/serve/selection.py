@@ -109,6 +109,11 @@ class Selector:
             pool = choose_pool(by_pool, fleet.pools, key)
         return () if pool is None else by_pool[pool]
 
+    def num_cached(self, progress: Progress) -> int:
+        """Return how much of a prompt some worker has cached, as far as is known."""
+        found = look_up(self._fleet, progress.request, progress.prompt_ids)
+        return max(found.cached_tokens.values(), default=0)
+
     def predict_ttft(self, request: GenerationRequest) -> float | None:
         """Return when the first token would come if the request were dispatched now; None: nobody knows yet."""
         pairs = self.breakers.choose(self._fleet.pairs(request.client.hints.adapter), time.monotonic())

@@ -6,12 +6,15 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from diptych.common.members.roles import LegKind
 from diptych.generation.codec import content_to_wire, leg_to_wire, params_to_wire
 from diptych.generation.segments import without_pixels
 from diptych.router.choose.explain import Selection
+from diptych.router.metrics import RouterMetrics
 from diptych.router.serve.attempt import Attempt, legs_of
+from diptych.router.serve.encoding import encode_images
 from diptych.router.serve.moving import PATIENCE_S, Move
 from diptych.router.values.progress import Progress
 from diptych.router.workers.fleet import Fleet
@@ -29,6 +32,13 @@ def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s:
         _add_contents(each, progress, computes=kind is not LegKind.DECODE)
     legs = {kind: (fleet.session(instance_id), each) for kind, (instance_id, each) in parts.items()}
     return Attempt(leg.room, legs, _prompt(progress, progress.output_ids), selection.work, progress.wait_budget)
+
+
+async def have_images_encoded(fleet: Fleet, progress: Progress, num_cached: int, metrics: RouterMetrics) -> None:
+    """Have the images encoded that are behind so many places of a prompt, by encode workers, if there are some."""
+    if progress.is_new and progress.request.prompt.contents and fleet.encoders():
+        leg = _start_leg(progress, time.monotonic())
+        progress.encoders = await encode_images(fleet, progress, leg, num_cached, metrics)
 
 
 def _name_holder(leg: StartLeg, selection: Selection) -> None:
@@ -78,7 +88,9 @@ def _start_leg(progress: Progress, now_s: float, num_known: int | None = None) -
 def _add_contents(leg: StartLeg, progress: Progress, *, computes: bool) -> None:
     """Tell a leg what stands between its tokens; pixels go to who computes the prompt, and to nobody else."""
     for content in progress.request.prompt.contents:
-        leg.contents.append(content_to_wire(content if computes else without_pixels(content)))
+        encoder = progress.encoders.get(content.digest, 0)
+        known = replace(content, encoder=encoder) if computes else without_pixels(content)
+        leg.contents.append(content_to_wire(known))
 
 
 def _new_room() -> int:

@@ -34,6 +34,7 @@ STAGES: Final[Mapping[LegKind, Sequence[str]]] = {  # of a leg, one after the ot
     LegKind.DECODE: ("queue", "transfer", "verify", "join"),
     LegKind.LOCAL: ("tokenize", "queue", "compute"),
     LegKind.POOL: ("tokenize", "queue", "compute"),
+    LegKind.ENCODE: ("queue", "compute"),
 }
 
 Attribute: TypeAlias = str | bool | int | float | Sequence[str]

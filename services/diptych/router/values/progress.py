@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +46,7 @@ class Progress:
         self.request = request
         self.request_len = request.prompt.num_tokens  # tokens of the request's own prompt
         self.output_ids: list[int] = []
+        self.encoders: Mapping[bytes, int] = {}  # who has encoded its images, by digest
         self.blamed: set[int] = set()  # instances to avoid
         self.wait_budget = WaitBudget(request.client.life.deadline_s, request.silence_s, request.client.life.arrival_s)
         self._eos_ids = eos_ids

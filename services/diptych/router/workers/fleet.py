@@ -40,7 +40,8 @@ from diptych.router.choose.pairing import (
 )
 from diptych.router.choose.pools import REST, Weights, group, grouped, may_serve, meeting
 from diptych.router.choose.prefix_index import PrefixIndex
-from diptych.router.metrics import PoolMember, RouterMetrics
+from diptych.router.metrics import RouterMetrics
+from diptych.router.pool_metrics import PoolMember
 from diptych.router.workers.known_worker import KnownWorker
 from diptych.router.workers.session import Session
 from diptych.router.workers.worker_view import Pair, WorkerView
@@ -134,6 +135,17 @@ class Fleet:
     @property
     def is_closed(self) -> bool:
         return bool(self._closed_because)
+
+    def encoders(self) -> dict[int, int]:
+        """Return who may encode images of prompts now, and how many each has to do: of those whom somebody may ask."""
+        return {
+            session.instance_id: session.num_open_legs
+            for session in self._of_role(Role.ENCODE)
+            if session.is_open
+            and session.worker.state is State.READY
+            and session.worker.linked
+            and session.worker.started_as in (self._model_id, "")
+        }
 
     def session(self, instance_id: int) -> Session:
         return self._sessions[instance_id]

@@ -19,6 +19,8 @@ MIN_GAPS: Final = 4  # between tokens, for a mean
 
 def learn(estimates: Estimates, instance_id: int, load: Load, leg: Leg, end: LegOutput, now_s: float) -> None:
     """Take the last output of a leg that ended well, on a worker with such a load."""
+    if leg.kind is LegKind.ENCODE:
+        return  # an image's places take another time than a prompt's
     if leg.kind is not LegKind.DECODE:
         _learn_prefill(estimates, instance_id, load, leg, end.stats)
     if leg.kind.makes_output:

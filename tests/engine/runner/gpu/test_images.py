@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 from emulated_gpu import Recorder, emulated_runner
@@ -18,7 +20,7 @@ from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.ladder import ladder
 from diptych.engine.runner.loaded_model import ModelOptions, load_model
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.values.batch import ImageCounts
+from diptych.engine.values.batch import ImageCounts, ImageRows
 
 MAX_REQUESTS: Final = 8
 LIMITS: Final = StepLimits(max_step_tokens=64, max_requests=MAX_REQUESTS, max_pages=64, num_axes=3)
@@ -133,3 +135,22 @@ def test_an_engine_of_images_measures_their_memory_and_serves(model: VisionModel
     with Engine(str(model.folder), options) as engine:
         found = engine.generate_batch([[5, 6, 7]], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
     assert len(found[0].token_ids) == 4
+
+
+@pytest.mark.parametrize("new_runner", [emulated, pytest.param(on_gpu, marks=OF_GPU)])
+def test_rows_that_one_worker_wrote_to_pages_are_those_that_another_one_reads(
+    source: ModelSource, new_runner: NewRunner
+) -> None:
+    images, content = new_runner(source, "off").model.images, request_of(1, TWO_IMAGES).contents[0]
+    assert images is not None
+    assert content.image is not None
+    pages = np.arange(3, 40, dtype=np.int32)
+    device = images._pool.device
+    image = ImageRows(b"a", content.image, 2, 5, 7)
+    with torch.inference_mode():
+        made = images.of_step((image,), device)
+        images.write((replace(image, pages=pages),))
+        images.forget()
+        read = images.of_step((replace(image, pages=pages),), device)
+    assert torch.equal(read.rows, made.rows)
+    assert images.counts == ImageCounts(num_encoded=1, num_rows=15, num_reused=0, num_pulled=1)

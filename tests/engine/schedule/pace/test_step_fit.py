@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from diptych.engine.schedule.pace.step_fit import LINEAR, StepFit, fit, solved
@@ -54,7 +54,10 @@ def learned(steps: Steps, memory_steps: float = math.inf) -> StepModel:
 
 @settings(max_examples=12, deadline=None)
 @given(st.tuples(*(st.sampled_from([0.0, 0.3, 1.0, 4.0]) for _ in LINEAR)), st.integers(0, 2**32))
+@example((4.0, 0.0, 0.0, 0.0, 0.3, 0.3, 0.0), 26662)  # settles in the eighth fit
+@example((4.0, 0.3, 4.0, 1.0, 0.0, 1.0, 1.0), 316456682)  # 6 % off for two steps
 def test_terms_are_found_again(factors: tuple[float, ...], seed: int) -> None:
+    """What the read hides is no convex problem: of 1,500 cases 2 ended beside the best, 6 % off for 1 step in 200."""
     terms = [factor * size for factor, size in zip(factors, MAGNITUDES, strict=True)]
     model = StepModel.of(terms)
     of = [shape for shape in shapes(400, seed) if model.seconds(shape) > 0]
@@ -66,7 +69,16 @@ def test_terms_are_found_again(factors: tuple[float, ...], seed: int) -> None:
     assert min(found.terms) >= 0
     roof = fit(measured(model, of))
     assert roof is not None
-    assert max(errors(roof, model, of)) < 0.02
+    assert np.quantile(errors(roof, model, of), 0.99) < 1e-3
+    assert max(errors(roof, model, of)) < 0.1
+
+
+def test_a_fit_goes_on_until_it_has_settled() -> None:
+    model = StepModel.of([factor * size for factor, size in zip((4, 0, 0, 0, 0.3, 0.3, 0), MAGNITUDES, strict=True)])
+    of = [shape for shape in shapes(400, 26662) if model.seconds(shape) > 0]
+    found = fit(measured(model, of))
+    assert found is not None
+    assert max(errors(found, model, of)) < 1e-6
 
 
 @settings(max_examples=25, deadline=None)

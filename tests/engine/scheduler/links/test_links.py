@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from diptych.common.members.roles import Role
+from diptych.engine.schedule.pace.prefill_meter import PrefillMeter
 from diptych.engine.scheduler.links.linking import RECONNECT_S, RETEST_S
 from diptych.engine.scheduler.links.links import Links, directions_of
 from diptych.engine.scheduler.links.posting import PageGrants, Posting
 from diptych.engine.scheduler.links.tester import LinkTester
+from diptych.engine.scheduler.news import News
 from diptych.engine.values.events import (
     DigestPages,
     Event,
@@ -39,7 +43,7 @@ from diptych.kvtransfer.probe.notes import Directions, ProbeEnd
 from diptych.kvtransfer.probe.two_way import GREETING_TIMEOUT_S
 from diptych.kvtransfer.probe.writer import TIMEOUT_S
 from diptych.kvtransfer.transport import OpDone, PageWrite, Pool
-from diptych.v1 import worker_pb2
+from diptych.v1 import engine_pb2, worker_pb2
 
 PAIR = (Role.PREFILL, Role.DECODE)
 SIZES: dict[str, Any] = {
@@ -509,6 +513,25 @@ def test_a_peer_whose_pages_can_not_be_converted_is_refused_with_the_reason() ->
         assert status.state == worker_pb2.LINK_STATE_REFUSED
         assert "KV of another model" in status.reason
         assert "KV of another model" in links.linking.problem
+
+
+def test_problems_of_links_are_told_once_when_they_come_and_when_they_go(new_engine: Callable[..., Any]) -> None:
+    two, engine = Two(PoolLayout.kv(**{**SIZES, "num_layers": 2})), new_engine()
+    nobody: Any = SimpleNamespace(news=lambda: None)
+    news = News(engine.core, engine.cache, two.links[1], nobody, PrefillMeter())
+
+    def told() -> str | None:
+        events = engine_pb2.SchedulerEvents()
+        news.report(events)
+        return events.link_news.problem if events.HasField("link_news") else None
+
+    assert told() is None
+    two.introduce()
+    two.meet()
+    assert "KV of another model" in (told() or "")
+    assert told() is None
+    two.links[1].linking.set_peers({}, 0.0)
+    assert told() == ""
 
 
 @pytest.mark.parametrize(

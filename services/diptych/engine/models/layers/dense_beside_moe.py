@@ -12,7 +12,7 @@ from diptych.engine.models.arithmetic.ops import Experts, Ops
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.layer_communicator import WHOLE, Found
 from diptych.engine.models.layers.mlp import Mlp
-from diptych.engine.models.layers.moe import new_experts
+from diptych.engine.models.layers.moe import new_experts, serve_others
 from diptych.engine.models.layers.routing import route
 from diptych.engine.models.matrices.matrix import Matrix
 from diptych.engine.models.matrices.weights import Weights
@@ -52,6 +52,9 @@ class DenseBesideMoe:
             moe=config.moe,
             eps=config.rms_norm_eps,
         )
+
+    def serve_others(self, nothing: Tensor) -> None:
+        serve_others(self.experts, self.moe, nothing)
 
     def forward(self, buffers: Buffers) -> Found:
         """The two sums are normed apart, so both are made here."""

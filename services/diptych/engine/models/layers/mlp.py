@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from diptych.architectures.config import ModelConfig
 from diptych.engine.models.arithmetic.ops import Gated, Ops
 from diptych.engine.models.layers.buffers import Buffers
@@ -20,6 +22,10 @@ class FeedForward(Protocol):
         """`normed`, which may be overwritten, -> `delta`."""
         ...
 
+    def serve_others(self, nothing: Tensor) -> None:
+        """Do what ranks with tokens of their own need of us where we have none: `nothing` is `[0, hidden_size]`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
@@ -33,6 +39,9 @@ class Mlp:
     def build(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> Mlp:
         gated = ops.gated(weights.matrix(f"{layer}.gate_up"), config.activation)
         return Mlp(ops, gated, weights.matrix(f"{layer}.down"))
+
+    def serve_others(self, nothing: Tensor) -> None:
+        """Nobody does: each scheduler has the whole network."""
 
     def forward(self, buffers: Buffers) -> Found:
         self.gated.forward(buffers.normed, buffers.gate_up, buffers.activated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +14,7 @@ from diptych.engine.models.arithmetic.ops import Experts, Gated, Ops, activate_o
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.layer_communicator import SUMMANDS, Found, Layout
 from diptych.engine.models.layers.routing import logistic, route
+from diptych.engine.models.layers.spread_experts import Places, SpreadExperts
 from diptych.engine.models.matrices.matrix import Matrix
 from diptych.engine.models.matrices.weights import Weights
 
@@ -89,14 +91,27 @@ def new_experts(
     config: ModelConfig, moe: Moe, weights: Weights, ops: Ops, layer: int, bias: str | None = None
 ) -> Experts:
     """Build a layer's, or those of them that this rank has; `bias` names what is added to their first product."""
-    names = expert_names(layer, moe.own or range(moe.num_experts))
+    spread = ops.ranks.experts if moe.own is not None else None
+    own = moe.own or range(moe.num_experts)
+    names = expert_names(layer, own if spread is None else spread.own(layer, moe.num_experts))
     gate_up, down = ([weights.matrix(f"{name}.{part}") for name in names] for part in ("gate_up", "down"))
     sizes, activate = (inner_size(config.activation, moe.ffn_size), moe.ffn_size), activate_of(ops, config.activation)
     experts = ops.experts(gate_up, down, sizes, activate, None if bias is None else _stacked(weights, names, bias))
-    return experts if moe.own is None else OwnExperts(experts, moe.own)
+    if moe.own is None:
+        return experts
+    if spread is None:
+        return OwnExperts(experts, moe.own)
+    places = Places.of(spread.placement(layer, moe.num_experts), spread.rank, weights.device)
+    return SpreadExperts(experts, places, spread, ops.ranks, layer, is_last=layer == config.num_layers - 1)
 
 
-def expert_names(layer: int, numbers: range) -> list[str]:
+def serve_others(experts: Experts, moe: Moe, nothing: Tensor) -> None:
+    """Compute what other ranks send to the experts that we have, and nothing of our own."""
+    chosen = nothing.new_empty(0, moe.experts_per_token, dtype=torch.long)
+    experts.forward(nothing, chosen, nothing.new_empty(chosen.shape), torch.empty_like(nothing))
+
+
+def expert_names(layer: int, numbers: Iterable[int]) -> list[str]:
     """Return how the targets of such experts begin."""
     return [f"{layer}.experts.{i}" for i in numbers]
 
@@ -127,6 +142,9 @@ class MoeBlock:
             shared=SharedExpert.build(config, weights, ops, layer),
             moe=config.moe,
         )
+
+    def serve_others(self, nothing: Tensor) -> None:
+        serve_others(self.experts, self.moe, nothing)
 
     def forward(self, buffers: Buffers) -> Found:
         x = buffers.normed

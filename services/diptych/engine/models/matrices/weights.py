@@ -58,6 +58,9 @@ class Weights:
         """Return the same weights with `matrices` of another model."""
         return Weights({**self._matrices, **matrices}, self._vectors, self._norm_offset)
 
+    def has(self, name: str) -> bool:
+        return name in self._matrices
+
     def matrix(self, name: str) -> Matrix:
         return self._matrices[name]
 

@@ -67,6 +67,6 @@ class GpuDraftModel:
     def _guess(self, step: ForwardBatch) -> Tensor:
         """Queue a pass; return its likeliest tokens to be. Other ranks get those of rank 0 with the next one."""
         with torch.inference_mode():
-            token_ids = self._runner.logits(step).argmax(dim=-1)
+            token_ids = self._model.likeliest(self._runner.logits(step))
             self._runner.take(token_ids)
             return token_ids

@@ -146,6 +146,8 @@ class GpuRunner:
         """
         batch = single_rows(batch)
         with torch.inference_mode():
+            if batch.encodes:
+                return self.model.encode(batch, self._on_tower_layer)
             self.loras.change()
             if self.model.communicator is not None and (batch.input_ids < 0).any():
                 self.model.communicator.broadcast(self._newest)
@@ -154,6 +156,11 @@ class GpuRunner:
             if self._follower is not None and batch.is_followed:
                 self._follower.follow(batch, self._newest, self.layer_listener())
             return logits
+
+    def serve_others(self) -> None:
+        """Take part in a step of schedulers that share our experts, without a token."""
+        with torch.inference_mode():
+            self.model.serve_others(self._newest.device)
 
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
         """Queue the choice of the batch's tokens; the logits may be overwritten."""

@@ -108,7 +108,13 @@ class PrefillMeter:
         shape = StepShape.of(batch) if self._wants_shape(batch) else None
         self._running.append(
             _Begun(
-                _prompt_tokens(batch, shape), now_s, host_s, shape, batch.batch_size, batch.mode, len(batch.input_ids)
+                0 if shape is None else _prompt_tokens(batch, shape),
+                now_s,
+                host_s,
+                shape,
+                len(batch.seq_lens),
+                batch.mode,
+                len(batch.input_ids),
             )
         )
         self._rested = False
@@ -154,10 +160,8 @@ class PrefillMeter:
         return step, took_s
 
 
-def _prompt_tokens(batch: ForwardBatch, shape: StepShape | None) -> int:
+def _prompt_tokens(batch: ForwardBatch, shape: StepShape) -> int:
     """Return how many tokens of prompts a step computes; of a mixed step not those of rows, as outputs have."""
-    if shape is None:
-        return 0
     return len(batch.input_ids) if batch.mode is ForwardMode.EXTEND else shape.prompt_tokens
 
 

@@ -41,6 +41,8 @@ FEWEST_STEPS: Final = 8  # that say something
 WARM_UP: Final = 3  # steps of a kind that do not count
 ROUNDS: Final = 1  # of weighing steps by what is known, and learning anew
 FIRST_ROUNDS: Final = 8  # in a block with a kind of steps that was never seen
+MOST_FITS: Final = 16  # to all steps there are, each from where the one before ended
+SETTLED: Final = 1e-4  # of each term: further rounds change nothing
 CLEAR: Final = 3.0  # usual errors, beyond which a step weighs less
 SMALLEST_ERROR: Final = 0.005  # that counts as usual
 RIDGE: Final = 1e-7  # by which terms keep to what they were; of a matrix whose diagonal is 1
@@ -189,13 +191,13 @@ class StepFit:
 def fit(steps: Iterable[tuple[StepShape, float]]) -> StepModel | None:
     """Return the model of steps and their seconds, in the order in which they ran; None: they are too few."""
     told = list(steps)
-    found = _twice(told)
-    if found is None:
-        return None
-    best, least = found, (1 - PAYS) * _error(found, told)
+    best = _settled(told)
+    if best is None or (error := _error(best, told)) < SMALLEST_ERROR:
+        return best
+    least = (1 - PAYS) * error
     for few in FEW_TOKENS:
         launches = sorted(took_s for shape, took_s in told if 0 < shape.prompt_tokens < few)
-        larger = _twice([step for step in told if not 0 < step[0].prompt_tokens < few])
+        larger = _settled([step for step in told if not 0 < step[0].prompt_tokens < few])
         if larger is not None and len(launches) >= FEWEST_LAUNCHED:
             launched = _launched(larger, told, launches[len(launches) // 2])
             error = _error(launched, told)
@@ -230,9 +232,16 @@ def _both(model: StepModel, steps: list[tuple[StepShape, float]]) -> tuple[F64, 
     return both[:, 0], both[:, 1]
 
 
-def _twice(steps: list[tuple[StepShape, float]]) -> StepModel | None:
-    first = _learned(steps, None)
-    return None if first is None else _learned(steps, first)
+def _settled(steps: list[tuple[StepShape, float]]) -> StepModel | None:
+    """Return the model without a launch."""
+    found = _learned(steps, None)
+    for _ in range(MOST_FITS):
+        if found is None:
+            break
+        before, found = found, _learned(steps, found)
+        if found is not None and np.allclose(found.terms, before.terms, rtol=SETTLED, atol=0.0):
+            break
+    return found
 
 
 def _learned(steps: list[tuple[StepShape, float]], start: StepModel | None) -> StepModel | None:

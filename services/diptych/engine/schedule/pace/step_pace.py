@@ -159,6 +159,7 @@ class StepPace:
         self._apart = _Prompts(WORTH * STEP_COST)
         self._favoured = 0  # room of a prompt for which outputs wait until it is complete, or late; 0: none yet
         self._prompts_s = self._seconds = 0.0  # that steps took of late while outputs waited, and those for prompts
+        self._unnoted_s = 0.0  # of steps without prompts that are in neither yet
         self._together = 1  # steps without prompts that are learned from at once: fewer while little is known
         self._num_plain = self._plain_work = 0  # of those that nothing has been learned from
         self._plain_s = 0.0
@@ -272,13 +273,26 @@ class StepPace:
 
     def _pays(self, gained: float, work_s: float, tokens_s: float, now_s: float) -> bool:
         """Whether fewer outputs are lost than prompts are won that take so long."""
-        pace_s = tokens_s / max(LEAST_LEFT, 1 - self._prompts_share)
+        pace_s = tokens_s / max(LEAST_LEFT, 1 - self._prompts_share())
         return self._deadlines.lost(now_s + tokens_s, work_s, tokens_s, pace_s) < gained
 
-    @property
     def _prompts_share(self) -> float:
         """Which share of the time prompts took of late, while outputs waited."""
+        self._note_plain()
         return max(0.0, self._prompts_s / self._seconds) if self._seconds else 0.0
+
+    def _note_time(self, step: _Launched, took_s: float) -> None:
+        """Steps without prompts are noted together: what they do to the share depends on their time alone."""
+        if not step.cost:
+            self._unnoted_s += took_s
+            return
+        self._note_plain()
+        tokens_s = self._tokens.at(step.work) if step.num_rows else 0.0
+        self._note_share(took_s, took_s - tokens_s)
+
+    def _note_plain(self) -> None:
+        self._note_share(self._unnoted_s, 0.0)
+        self._unnoted_s = 0.0
 
     def _note_share(self, took_s: float, prompts_s: float) -> None:
         if took_s > 0:
@@ -324,8 +338,9 @@ class StepPace:
         if num_rows:
             self._deadlines.stepped(1)
             self._contexts.stepped(1)
-        self._beside.stepped(num_rows > 0, cost if num_rows else 0)
-        self._apart.stepped(num_rows > 0, 0 if num_rows else cost)
+        for prompts, own in ((self._beside, cost if num_rows else 0), (self._apart, 0 if num_rows else cost)):
+            if prompts.is_refused or prompts.num_refused:
+                prompts.stepped(num_rows > 0, own)
         for request in joining:
             self.join(request, self._free_s)
 
@@ -337,8 +352,7 @@ class StepPace:
         for later in self._running:
             self._free_s += later.expected_s
         if self._deadlines.has_any:
-            tokens_s = self._tokens.at(step.work) if step.cost and step.num_rows else 0.0
-            self._note_share(took_s, took_s - tokens_s if step.cost else 0.0)
+            self._note_time(step, took_s)
         self._learn(step, took_s)
         for request in step.joining:
             self._deadlines.correct(request, now_s, sum(later.num_rows > 0 for later in self._running))
@@ -361,7 +375,7 @@ class StepPace:
             grown = count * num_noted + count * (count - 1) // 2  # tokens of each: one more with each step
             self._note_tokens(count, count * work + num_rows * grown)
             num_noted += count
-        self._note_share(began_s - first_s, 0.0)
+        self._unnoted_s += began_s - first_s
         self._ended_s = self._free_s = began_s
         self._contexts.stepped(num_steps)
         self._deadlines.stepped(num_steps)

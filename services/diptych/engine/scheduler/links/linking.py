@@ -102,7 +102,7 @@ class Linking:
         self._events: list[Event] = []
         self._now_s = 0.0
         self.up: set[int] = set()  # peers that may be used
-        self.announced = bootstrap_pb2.WorkerLoad()  # what routers hear of them
+        self.announced = bootstrap_pb2.WorkerLoad()  # what routers hear of them; another where `problem` is
         self.num_failures = 0  # links that broke or failed their test, since start
 
     @property
@@ -121,6 +121,7 @@ class Linking:
                 self._transport.disconnect(peer)  # it is forgotten when it is down
             else:
                 del self._links[peer]
+                self._announce()
         self._members = {peer: metadata or self._members.get(peer, b"") for peer, metadata in members.items()}
         for peer in members.keys() - self._links.keys():
             self._links[peer] = _Link(retry_s=now_s)
@@ -143,6 +144,8 @@ class Linking:
     def reconnect(self, now_s: float) -> None:
         """Link to members that have no link, again some time after each failure."""
         self._now_s = now_s
+        if not self._links:
+            return
         for peer, link in self._links.items():
             if link.state is LinkState.DOWN and link.retry_s <= now_s:
                 self._connect(peer, link)
@@ -191,6 +194,7 @@ class Linking:
             logger.error("can't ever link to %016x: %s", peer, error)
             link.on(Signal.REFUSED)
             link.reason = str(error)  # its metadata doesn't fit ours, and stays so
+            self._announce()
         else:
             link.on(Signal.CONNECTED)
 

@@ -102,7 +102,8 @@ class Links:
             self._on_event(event)
         self.linking.expire()
         self._events += self.linking.pop_events()
-        self.posting.post()
+        if self.posting.queue:
+            self.posting.post()
         if suspects:
             self._events.extend(WriterGone(peer) for peer in suspects if self._transport.writer_gone(peer))
         if not self._events:

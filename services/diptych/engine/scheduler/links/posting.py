@@ -119,7 +119,7 @@ class Posting:
         self._grants = grants
         self._windows = {end: (start, end) for start, end in windows}  # of layers, that cover all
         self._events = events
-        self._queue: deque[_Job] = deque()
+        self.queue: deque[_Job] = deque()  # that waits for `post`
         self._writes: dict[int, _Write] = {}  # by operation
         self._digests: dict[int, int] = {}  # operation -> room
         self._unpackings: dict[int, int] = {}  # operation -> room
@@ -132,11 +132,11 @@ class Posting:
     def perform(self, effect: Transfer) -> None:
         match effect:
             case WritePages():
-                self._queue.append(_Piece(_Write(effect, 1), effect.write))
+                self.queue.append(_Piece(_Write(effect, 1), effect.write))
             case StreamPages():
                 self._streams.append(_Write(effect, len(self._windows)))
             case SendNote() | DigestPages() | UnpackPages():
-                self._queue.append(effect)
+                self.queue.append(effect)
         if isinstance(effect, WritePages | StreamPages):
             self.num_pages_sent += len(effect.write.dst)
             self.num_pages_open += len(effect.write.dst)
@@ -167,21 +167,21 @@ class Posting:
 
     def post(self) -> None:
         """Hand over what waits, as far as there is room: completions make some."""
-        while self._queue:
+        while self.queue:
             try:
-                self._post(self._queue[0])
+                self._post(self.queue[0])
             except TransferQueueFull:
                 return
             except TransferError as error:
-                self._refuse(self._queue[0], str(error))
-            self._queue.popleft()
+                self._refuse(self.queue[0], str(error))
+            self.queue.popleft()
 
     def refuse_all(self, peer: int, reason: str) -> None:
         """Give up what still waits to be handed over for a peer."""
-        jobs, self._queue = self._queue, deque()
+        jobs, self.queue = self.queue, deque()
         for job in jobs:
             if isinstance(job, _ON_OWN_PAGES) or job.peer != peer:
-                self._queue.append(job)
+                self.queue.append(job)
             else:
                 self._refuse(job, reason)
 
@@ -192,7 +192,7 @@ class Posting:
             return
         self._num_windows_done += 1
         for write in self._streams:
-            self._queue.append(_Piece(write, replace(write.effect.write, layers=window)))
+            self.queue.append(_Piece(write, replace(write.effect.write, layers=window)))
         if self._num_windows_done == len(self._windows):
             self._streams, self._num_windows_done = [], 0
         self.post()

@@ -53,7 +53,7 @@ TopK = Annotated[int, BeforeValidator(_off)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Token = Annotated[int, Field(ge=0, lt=2**32)]
 Milliseconds = Annotated[float, Field(gt=0, le=1000 * MAX_SLO_S)]
-Speculate = Literal["suffix", "ngram", "draft", "mtp", "off"]
+Speculate = Literal["suffix", "ngram", "draft", "mtp", "eagle", "off"]
 LogitBias = Annotated[
     dict[Token, float],
     BeforeValidator(_by_token),

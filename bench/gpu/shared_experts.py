@@ -1,0 +1,205 @@
+"""Schedulers that share experts (`--dp-attention`) on two GPUs, beside the other ways to have a model on two.
+
+*exchange*: rows to their experts and back, as a layer does it (pack, NCCL, unpack, NCCL, add up), with experts that
+compute nothing, for 64 rows (padded) and 4,096 (counted), 7,168 wide, 8 of 256 experts; a time is the median of what a
+call takes on the slower rank, its limit two NCCL all-to-alls of as many bytes as a padded round sends.
+*engine*: 128 requests of 32 tokens in and 128 out, greedy, at once, on a DeepSeek-V2-Lite-like shape with made-up
+weights: `--dp 2 --dp-attention`, `--tp 2`, `--tp 2 --expert-parallel`, one GPU; output tokens a second, each in an
+engine of its own, one after the other, the second of two bursts. *same tokens*: the share of the shared engine's
+requests whose tokens are those of one GPU.
+
+    PYTHONPATH=bench python bench/gpu/shared_experts.py [--only exchange|engine] [--quick] [--json]
+    ... --only engine --device cpu --quick      # a tiny shape: shows that it works, on any machine
+
+Needs two GPUs. Exchange takes about 20 s, each engine about 15 s.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from llama_8b import model_folder
+from report import Report, arguments
+from torch import Tensor
+
+from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine.models.layers.spread_experts import Places, SpreadExperts
+from diptych.engine.models.ranks import ALONE
+from diptych.engine.options.shared_experts import SharedExperts
+from diptych.engine.tensor_parallel.sharing.expert_group import ExpertGroup
+from diptych.engine.values.rounds import Part, Round
+
+BENCH: Final = "gpu/shared_experts"
+NUM_RANKS: Final = 2
+WIDTH: Final = 7168
+NUM_EXPERTS: Final = 256
+CHOICES: Final = 8
+ROWS: Final = (64, 4096)
+WARM: Final = 20
+CALLS: Final = 100
+TIMEOUT_S: Final = 60
+SHAPE: Final[Mapping[str, Any]] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "vocab_size": 32_000,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 12,
+    "first_k_dense_replace": 1,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": True,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1024,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "eos_token_id": 1,
+}
+TINY: Final = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 3} | {
+    "vocab_size": 320,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+}
+SIDES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "dp 2, dp-attention": {"dp": 2, "dp_attention": True},
+    "tp 2": {"tp": 2},
+    "tp 2, expert-parallel": {"tp": 2, "expert_parallel": True},
+    "one GPU": {},
+}
+SHARED: Final = "dp 2, dp-attention"
+
+
+class NoWork:
+    """Implements `Experts`: the exchange alone is timed."""
+
+    def forward(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
+        out.zero_()
+
+
+def timed(work: Any, device: torch.device) -> float:
+    """Return the median of calls, microseconds, each waited for: the counted form has the host wait anyway."""
+    times = []
+    for turn in range(WARM + CALLS):
+        torch.cuda.synchronize(device)
+        began_s = time.perf_counter()
+        work()
+        torch.cuda.synchronize(device)
+        if turn >= WARM:
+            times.append(time.perf_counter() - began_s)
+    return statistics.median(times) * 1e6
+
+
+def be_rank(rank: int, folder: str) -> None:
+    """Measure as one of two; rank 0 prints."""
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    group = ExpertGroup(SharedExperts(folder, rank, NUM_RANKS), 0, 1, device, 0, counts=False)
+    places = Places.of(group.placement(0, NUM_EXPERTS), rank, device)
+    spread = SpreadExperts(NoWork(), places, group, ALONE, 0, is_last=False)
+    generator = torch.Generator().manual_seed(rank)
+    for num_rows in ROWS:
+        x = torch.randn(num_rows, WIDTH, generator=generator).to(device, torch.bfloat16)
+        chosen = torch.rand(num_rows, NUM_EXPERTS, generator=generator).topk(CHOICES).indices.to(device)
+        shares, out = torch.rand(num_rows, CHOICES, generator=generator).to(device, x.dtype), torch.empty_like(x)
+        group.round = Round((Part(num_rows, 0),) * NUM_RANKS)
+        everything = torch.empty(NUM_RANKS * num_rows, WIDTH, dtype=x.dtype, device=device)
+        equal = [num_rows] * NUM_RANKS
+
+        def both_ways(everything: Tensor = everything, equal: Sequence[int] = equal) -> None:
+            group.exchange(group.exchange(everything, equal, equal), equal, equal)
+
+        ours = timed(lambda x=x, c=chosen, s=shares, o=out: spread.forward(x, c, s, o), device)
+        slower = torch.tensor([ours, timed(both_ways, device)], device=device)
+        slower = group.all_gather(slower[None]).amax(0)
+        if rank == 0:
+            print(json.dumps([num_rows, *slower.tolist()]), flush=True)
+
+
+def measure_exchange(report: Report) -> None:
+    with tempfile.TemporaryDirectory(prefix="diptych-") as folder:
+        own = [sys.executable, __file__, "--folder", folder, "--rank"]
+        ranks = [subprocess.Popen([*own, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(NUM_RANKS)]
+        try:
+            output, _ = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    for num_rows, ours, nccl in map(json.loads, output.splitlines()):
+        form = "padded" if num_rows <= 256 else "counted"
+        report.row(BENCH, f"there and back/{num_rows} rows, {form}", ours, "us", nccl, "two all-to-alls", nccl / ours)
+
+
+def burst(engine: Engine, num_ids: int, count: int, seed: int, num_out: int) -> tuple[float, list[tuple[int, ...]]]:
+    rng = random.Random(seed)
+    prompts = [rng.choices(range(2, num_ids), k=32) for _ in range(count)]
+    began_s = time.perf_counter()
+    answers = engine.generate_batch(prompts, SamplingParams(max_tokens=num_out, temperature=0.0, ignore_eos=True))
+    return count * num_out / (time.perf_counter() - began_s), [answer.token_ids for answer in answers]
+
+
+def measure_engines(report: Report, device: str, *, quick: bool) -> None:
+    shape = dict(SHAPE) | (TINY if device == "cpu" else {})
+    count, num_out = (16, 16) if quick else (128, 128)
+    found: dict[str, tuple[float, list[tuple[int, ...]]]] = {}
+    with model_folder(shape) as folder:
+        for name, options in SIDES.items():
+            asked: Any = {"device": device, "kv_events": "off", **options}
+            with Engine(str(folder), EngineOptions(load_format="dummy", **asked), dispatch="round_robin") as engine:
+                burst(engine, shape["vocab_size"], count, 1, num_out)
+                found[name] = burst(engine, shape["vocab_size"], count, 2, num_out)
+    own, tokens = found[SHARED]
+    peers = {name: speed for name, (speed, _) in found.items() if name not in (SHARED, "tp 2")}
+    report.row(BENCH, SHARED, own, "tokens/s", found["tp 2"][0], "tp 2", own / found["tp 2"][0], peers)
+    same = sum(a == b for a, b in zip(tokens, found["one GPU"][1], strict=True)) / len(tokens)
+    report.row(BENCH, "same tokens as one GPU", same, "of 1")
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--only", choices=("exchange", "engine"))
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--rank", type=int, help="be this rank of two that meet in --folder")
+    parser.add_argument("--folder")
+    options = parser.parse_args()
+    if options.rank is not None:
+        with torch.inference_mode():
+            be_rank(options.rank, options.folder)
+        return
+    with Report(as_json=options.json) as report:
+        if options.only != "engine":
+            measure_exchange(report)
+        if options.only != "exchange":
+            measure_engines(report, options.device, quick=options.quick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""The picker as gateways and kubelets see it: over a real stream of gRPC, beside a bootstrap that lists routers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.struct_pb2 import Struct
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from diptych.cli.main import main
+from diptych.cli.picking.picker import SERVICE, PickerConfig, build, endpoints, run
+from diptych.v1 import bootstrap_pb2
+from diptych.v1.bootstrap_pb2 import Instance, WatchUpdate
+from diptych.v1.bootstrap_pb2_grpc import BootstrapServicer, add_BootstrapServicer_to_server
+from diptych.v1.ext_proc_pb2 import (
+    HeaderMap,
+    HeaderValue,
+    HttpBody,
+    HttpHeaders,
+    Metadata,
+    ProcessingRequest,
+    ProcessingResponse,
+)
+
+READY, DRAINING = bootstrap_pb2.INSTANCE_STATE_READY, bootstrap_pb2.INSTANCE_STATE_DRAINING
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
+KEY = "x-gateway-destination-endpoint"
+
+
+def member(number: int, address: str, *, role: Any = bootstrap_pb2.ROLE_ROUTER, state: Any = READY) -> Instance:
+    return Instance(instance_id=number, role=role, address=address, state=state)
+
+
+class Lists(BootstrapServicer):
+    """A bootstrap that lists whom it is told to."""
+
+    def __init__(self) -> None:
+        self.updates: asyncio.Queue[WatchUpdate] = asyncio.Queue()
+        self._revision = 0
+
+    def tell(self, *instances: Instance) -> None:
+        self._revision += 1
+        is_first = self._revision == 1
+        self.updates.put_nowait(
+            WatchUpdate(revision=self._revision, snapshot=is_first, upserts=instances, lease_ms=3000)
+        )
+
+    async def Watch(self, request: object, context: object) -> AsyncIterator[WatchUpdate]:
+        while True:
+            yield await self.updates.get()
+
+
+@asynccontextmanager
+async def picking() -> AsyncIterator[tuple[Lists, grpc.aio.Channel]]:
+    bootstrap, lists, stop = grpc.aio.server(), Lists(), asyncio.Event()
+    add_BootstrapServicer_to_server(lists, bootstrap)
+    port = bootstrap.add_insecure_port("127.0.0.1:0")
+    await bootstrap.start()
+    serving = build(PickerConfig(bootstrap=(f"127.0.0.1:{port}",), port=0))
+    task = asyncio.create_task(run(serving, stop))
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{serving.port}") as channel:
+            yield lists, channel
+    finally:
+        stop.set()
+        await task
+        await bootstrap.stop(None)
+
+
+def within_10_s(scene: Callable[[Lists, grpc.aio.Channel], Awaitable[None]]) -> None:
+    async def play() -> None:
+        async with asyncio.timeout(10), picking() as (lists, channel):
+            await scene(lists, channel)
+
+    asyncio.run(play())
+
+
+def called(channel: grpc.aio.Channel) -> Any:
+    method: Any = channel.stream_stream(
+        f"/{SERVICE}/Process",
+        request_serializer=ProcessingRequest.SerializeToString,
+        response_deserializer=ProcessingResponse.FromString,
+    )
+    return method()
+
+
+async def asked(channel: grpc.aio.Channel, subset: list[str] | None = None, **headers: str) -> ProcessingResponse:
+    pairs = [HeaderValue(key=name, raw_value=value.encode()) for name, value in headers.items()]
+    request = ProcessingRequest(request_headers=HttpHeaders(headers=HeaderMap(headers=pairs)))
+    if subset is not None:
+        space = Struct()
+        space.update({f"{KEY}-subset": subset})
+        request.metadata_context.CopyFrom(Metadata(filter_metadata={"envoy.lb.subset_hint": space}))
+    call = called(channel)
+    await call.write(request)
+    answer: ProcessingResponse = await call.read()
+    await call.done_writing()
+    assert await call.read() is EOF
+    return answer
+
+
+async def serving(channel: grpc.aio.Channel, service: str, status: Any) -> None:
+    """Wait until it has this status."""
+    request = health_pb2.HealthCheckRequest(service=service)
+    async for answer in health_pb2_grpc.HealthStub(channel).Watch(request):
+        if answer.status == status:
+            return
+
+
+def picked(answer: ProcessingResponse) -> str:
+    metadata: Any = answer.dynamic_metadata
+    return str(metadata["envoy.lb"][KEY])
+
+
+async def until(channel: grpc.aio.Channel, is_so: Callable[[str], bool]) -> None:
+    """Ask until what is picked is so: the news are on their way."""
+    endpoints = ""
+    while not is_so(endpoints):
+        endpoints = picked(await asked(channel))
+
+
+def test_a_gateway_is_told_of_routers_as_they_come_and_drain() -> None:
+    async def scene(lists: Lists, channel: grpc.aio.Channel) -> None:
+        await serving(channel, "liveness", health_pb2.HealthCheckResponse.SERVING)
+        await serving(channel, "readiness", health_pb2.HealthCheckResponse.NOT_SERVING)
+        assert (await asked(channel)).immediate_response.status.code == 503
+        lists.tell(member(1, "10.0.0.1:41234"), member(2, "10.0.0.7:7001", role=bootstrap_pb2.ROLE_DECODE))
+        await serving(channel, SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        assert picked(await asked(channel)) == "10.0.0.1:8000"
+        lists.tell(member(3, "10.0.0.3:41234"))
+        await until(channel, lambda endpoints: "10.0.0.3:8000" in endpoints)
+        assert picked(await asked(channel, ["10.0.0.3:8000"])) == "10.0.0.3:8000"
+        assert (await asked(channel, [])).immediate_response.status.code == 503
+        lists.tell(member(1, "10.0.0.1:41234", state=DRAINING))
+        await until(channel, lambda endpoints: endpoints == "10.0.0.3:8000")
+
+    within_10_s(scene)
+
+
+def test_an_open_request_counts_until_its_stream_ends_and_its_body_comes_back() -> None:
+    async def scene(lists: Lists, channel: grpc.aio.Channel) -> None:
+        lists.tell(member(1, "10.0.0.1:1"), member(2, "10.0.0.2:1"))
+        await serving(channel, "readiness", health_pb2.HealthCheckResponse.SERVING)
+        calls, firsts = [], []
+        for _ in range(6):
+            call = called(channel)
+            await call.write(ProcessingRequest(request_headers=HttpHeaders()))
+            firsts.append(picked(await call.read()).split(",")[0])
+            calls.append(call)
+        assert sorted(firsts) == ["10.0.0.1:8000"] * 3 + ["10.0.0.2:8000"] * 3
+        await calls[0].write(ProcessingRequest(request_body=HttpBody(body=b"{}", end_of_stream=True)))
+        piece = (await calls[0].read()).request_body.response.body_mutation.streamed_response
+        assert (piece.body, piece.end_of_stream) == (b"{}", True)
+        for call, first in zip(calls, firsts, strict=True):
+            if first == "10.0.0.1:8000":
+                call.cancel()
+        await until(channel, lambda endpoints: endpoints.startswith("10.0.0.1"))
+
+    within_10_s(scene)
+
+
+def test_processes_of_a_router_are_one_endpoint_and_addresses_may_be_of_ipv6() -> None:
+    instances = [member(1, "10.0.0.1:41"), member(2, "10.0.0.1:42"), member(3, "[fd00::1]:43")]
+    assert endpoints(instances, 8000) == {"10.0.0.1:8000", "[fd00::1]:8000"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--cert-file=a.pem"], "--cert-file and --key-file belong together"),
+        (["--endpoint-port=0"], "must be ports"),
+        (["--cert-file=none.pem", "--key-file=none.pem"], "none.pem can't be read"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code: Any = main(["picker", "--bootstrap=127.0.0.1:1", *words])
+    except SystemExit as end:
+        code = end.code
+    assert code in (1, 2)
+    assert said in capsys.readouterr().err

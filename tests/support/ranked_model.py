@@ -1,0 +1,99 @@
+"""A real model on one rank or several, which are threads, with the pool of each: one side of a pair computes on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from thread_ranks import Meeting, ThreadCommunicator
+
+from diptych.checkpoints.source import ModelSource
+from diptych.engine.runner.model_part import ModelPart
+from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.kv_regions import kv_layout
+from diptych.kernels.page_pack import pack_page
+from diptych.kvtransfer.layout import HeadShare, PoolLayout
+from diptych.kvtransfer.plan import Parts, Runs, parts_of, plan
+from diptych.kvtransfer.transport import PageWrite
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a worker's KV lies."""
+
+    page_size: int
+    tp: int = 1
+
+
+@dataclass
+class RankedModel:
+    """Implements `Runner`. `kv` is `[num_pages, num_ranks, page_nbytes]`, and begins as NaN."""
+
+    source: ModelSource
+    shape: Shape
+    num_pages: int
+    kv: Array = field(init=False)
+    layouts: list[PoolLayout] = field(init=False)
+
+    def __post_init__(self) -> None:
+        meeting = Meeting(self.shape.tp)
+        self._communicators = [ThreadCommunicator(rank, meeting) for rank in range(self.shape.tp)]
+        self.layouts = [self._layout(rank) for rank in range(self.shape.tp)]
+        pools = np.full((self.shape.tp, self.num_pages, self.layouts[0].page_nbytes), 0xFF, np.uint8)
+        self.kv = pools.transpose(1, 0, 2)
+        self._runners = self._together(lambda rank: self._runner(rank, pools[rank]))
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
+        results: list[StepResult] = self._together(lambda rank: self._runners[rank].execute(batch, sampling))
+        return results[0]
+
+    def _layout(self, rank: int) -> PoolLayout:
+        whole = self.source.config
+        part = whole if self.shape.tp == 1 else ModelPart.of(self.source, self._communicators[rank]).config
+        share = HeadShare(rank, self.shape.tp, whole.num_kv_heads)
+        return kv_layout(part, self.num_pages, self.shape.page_size, "float32", share)
+
+    def _runner(self, rank: int, pool: Array) -> ModelRunner:
+        kv = torch.from_numpy(pool.view(np.float32).reshape(self.layouts[rank].shape))
+        communicator = None if self.shape.tp == 1 else self._communicators[rank]
+        return ModelRunner(self.source, kv, dtype="float32", max_requests=16, communicator=communicator)
+
+    def _together(self, work: Callable[[int], Any]) -> list[Any]:
+        if self.shape.tp == 1:
+            return [work(0)]
+        with ThreadPoolExecutor(self.shape.tp) as pool:
+            return list(pool.map(work, range(self.shape.tp)))
+
+
+def write(src: RankedModel, dst: RankedModel, pages: PageWrite) -> int:
+    """Let every rank write what it is to write to every other's; return the bytes that landed."""
+    num_bytes = 0
+    for rank, layout in enumerate(src.layouts):
+        for other, target in enumerate(dst.layouts):
+            copies = plan(layout, target)
+            for runs in copies.cut(pages) if copies is not None else ():
+                num_bytes += _land(src.kv[:, rank], dst.kv[:, other], runs)
+    return num_bytes
+
+
+def _land(src: Array, dst: Array, runs: Runs) -> int:
+    window = runs.window
+    begin, end = window.src, window.src + window.nbytes
+    sources = runs.src if runs.pack is None else runs.first_tokens
+    for source, target in zip(sources.tolist(), runs.dst.tolist(), strict=True):
+        image = src[source] if runs.pack is None else pack_page(runs.pack, src, runs.src, source)
+        dst[target, window.dst : window.dst + window.nbytes] = image[begin:end]
+    return window.nbytes * len(runs.dst)
+
+
+def parts_from(src: RankedModel, dst: RankedModel) -> list[tuple[Parts, ...]]:
+    """Return what has to be put together in a page of each rank of `dst`."""
+    found = (parts_of(src.layouts[0], layout) for layout in dst.layouts)
+    return [tuple(parts for parts in regions if len(parts.heads) > 1) for regions in found]
