@@ -3,7 +3,8 @@
 A step reads all weights, and computes products of prompts meanwhile, so it takes the longer of the two (Williams et al.
 2009): `step` stands for the read and for launching, the `prompt` terms for products. Attention compares each token of a
 prompt with all tokens before it, which `prompt_pair` counts. Requests that decode add `row` and `context`. The kernels
-of a step with prompts are launched one by one, which takes the host `launch`: no such step is shorter. A file holds a model of one checkpoint on one device: `diptych fit` writes it, simulations and planners read it.
+of a step with prompts are launched one by one, which takes the host `launch`: no such step is shorter. A file holds a
+model of one checkpoint on one device: `diptych fit` writes it, simulations and planners read it.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ class StepModel:
     @staticmethod
     def of(terms: Iterable[float], evidence: Evidence = NO_EVIDENCE) -> StepModel:
         """Return the model with these terms, in the order of `TERMS`; the last ones may lack, and are 0."""
-        return replace(StepModel(*terms), evidence=evidence)
+        found: dict[str, Any] = dict(zip(TERMS, terms, strict=False))
+        return StepModel(**found, evidence=evidence)
 
     def with_term(self, name: str, seconds: float) -> StepModel:
         """Return the model with one term, of `TERMS`, changed."""

@@ -102,7 +102,9 @@ def test_what_is_hidden_behind_reading_weights_is_told_apart(world: StepModel, m
 
 @pytest.mark.parametrize("launch_s", [0.0055, 0.0102, 0.013])
 def test_what_launching_takes_is_told_apart_from_products(launch_s: float) -> None:
-    of = [shape._replace(prompt_tokens=-(-shape.prompt_tokens // (1 + i % 16))) for i, shape in enumerate(shapes(2000, 7))]
+    of = [
+        shape._replace(prompt_tokens=-(-shape.prompt_tokens // (1 + i % 16))) for i, shape in enumerate(shapes(2000, 7))
+    ]
     world = GPU.with_term("launch", launch_s)
     found = fit(measured(world, of, noise=0.03))
     assert found is not None

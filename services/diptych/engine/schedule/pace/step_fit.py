@@ -206,7 +206,7 @@ def fit(steps: Iterable[tuple[StepShape, float]]) -> StepModel | None:
 
 
 def _launched(model: StepModel, steps: list[tuple[StepShape, float]], launch_s: float) -> StepModel:
-    """Return a model that knows what launching takes: as long as the steps that should take no longer, in the median."""
+    """Return a model that knows launching: it takes as long as steps that should take no longer, in the median."""
     shorter = [took_s for shape, took_s in steps if shape.prompt_tokens and model.seconds(shape) < launch_s]
     launched = model.with_term("launch", float(np.median(shorter)) if shorter else launch_s)
     return replace(launched, evidence=_evidence(launched, steps))
