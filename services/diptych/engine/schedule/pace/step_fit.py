@@ -12,9 +12,9 @@ squares from the sum of these matrices (the active set of Lawson and Hanson, on 
 where steps do not tell terms apart, they stay as they were. Steps that took far longer than others of their shape weigh
 little (1/r^2, r in units of the usual error), and the first ones of a kind do not count: they compile, and fill caches.
 
-Whether a step took only as long as its launch is not a matter of terms: `fit` guesses which have too few tokens for more,
-learns the terms from the others, and keeps the guess that explains all steps best, if one is clearly better than none. Workers,
-which learn as they go, do not.
+Whether a step took only as long as its launch is not a matter of terms: `fit` guesses which have too few tokens for
+more, learns the terms from the others, and keeps the guess that explains all steps best, if one is clearly better than
+none. Workers, which learn as they go, do not.
 
 Steps are learned by the block, so that one costs a few microseconds.
 """
