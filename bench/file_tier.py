@@ -36,7 +36,7 @@ from report import Report, arguments
 
 from diptych.common.arrays import I32
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.cache.page_ids import PageId
+from diptych.engine.cache.page_ids import TOKENS, PageId
 from diptych.engine.tiers import page_objects
 from diptych.engine.tiers.disk import NOT_CACHED, Disk
 from diptych.engine.tiers.file_tier import FileTier
@@ -284,7 +284,7 @@ def offer_all(tier: SharedTier, num_pages: int) -> None:
         for part in todo[: page_objects.NUM_BUFFERS]:
             tier.offer(pages[part], ids[part])
         tier.finish_writes()
-        todo = [part for part in todo if tier.lacks(ids[part][-1].name)]
+        todo = [part for part in todo if tier.lacks(TOKENS, ids[part][-1].name)]
     tier.restored()
     assert tier.counts.num_pages == num_pages, tier.counts
 

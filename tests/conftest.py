@@ -45,7 +45,7 @@ ALONE: Final = (
 FAMILIES: Final = (  # one worker makes their models, each once
     *("engine/runner/test_families", "engine/runner/test_families_on_gpus", "engine/runner/gpu/test_piece_graphs"),
     *("engine/runner/test_attention_capture", "engine/runner/test_in_place", "engine/runner/test_window_pages"),
-    *("pd/test_families", "pd/test_unlike_families"),
+    *("pd/test_families", "pd/test_unlike_families", "unified/test_role_changes"),
 )
 
 

@@ -6,6 +6,8 @@ token's: wherever pages came from.
 
 from __future__ import annotations
 
+import math
+import select
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -14,15 +16,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draft_models import AskAlways, runner_with_draft, with_draft
-from draft_scenes import FEW_PAGES, ROOMS, NewEngine, Serving, TwoRanks
+from draft_models import AskAlways, InOneThread, runner_with_draft, with_draft
+from draft_scenes import FEW_PAGES, NUM_PAGES, ROOMS, NewEngine, Serving, TwoRanks
 from every_kind import KINDS, Answer
+from odd_store import OddStore
+from stepped_engine import PAGE, Engine
+from tier_scenes import MIB, TERMS
 
 from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.lora.peft_folder import read_adapter
 from diptych.engine.runner.draft_model import CpuDraftModel
 from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.tiers.file_tier import FileTier
+from diptych.engine.tiers.lasting_tier import LastingTier
+from diptych.engine.tiers.page_files import PageFiles
+from diptych.engine.tiers.page_format import PageFormat
+from diptych.engine.tiers.page_objects import Objects, PageObjects
+from diptych.engine.tiers.segments import SegmentFormat
+from diptych.engine.tiers.shared_tier import SharedTier
 from diptych.engine.values.batch import DraftBatch, ForwardBatch, ForwardMode, OnLayer
 from diptych.generation.sampling_params import SamplingParams
 from diptych.tokens.tokenizer import Tokenizer
@@ -194,3 +206,57 @@ def test_a_model_that_does_not_catch_up_guesses_wrong(pair: Pair, monkeypatch: p
     monkeypatch.setattr(DraftBatch, "catching_up", lambda batch: ())
     assert pair.guessed(pair.alone.source, seldom=20, **few) == pair.alone.answers({}, **few)
     assert pair.drafter.came < pair.drafter.compared
+
+
+@pytest.mark.parametrize("medium", ["files", "store"])
+def test_draft_layers_come_back_from_what_outlives_a_worker(
+    medium: str, new_engine: NewEngine, tiny_folder: Path, tmp_path: Path
+) -> None:
+    source = open_model(str(tiny_folder))
+    both, objects = with_draft(source, source), OddStore()
+    layout = ModelRunner.pool_layout(both.config, num_pages=NUM_PAGES, page_size=PAGE, dtype="float32")
+    rooms, others, told = range(11, 19), range(21, 29), []
+    for life in range(2):
+        kv = torch.full(layout.shape, torch.nan)
+        pages = kv.numpy().reshape(NUM_PAGES, -1).view(np.uint8)
+        if medium == "files":
+            record = SegmentFormat(TERMS, layout.page_nbytes)
+            tier: LastingTier = FileTier(PageFiles(tmp_path, record, 64 * MIB, pages, pages))
+            options: dict[str, Any] = {"tiers": lambda _, tier=tier: [tier]}
+        else:
+            record_of_store = PageFormat(TERMS, layout.page_nbytes)
+            tier = SharedTier(PageObjects(objects, Objects(record_of_store, 2, TERMS.hex()), pages))
+            options = {"store": tier}
+        runner, drafter = runner_with_draft(both, source, kv), AskAlways()
+        engine = new_engine(
+            drafter=drafter, worker=InOneThread, runner=runner, vocab_size=321, num_pages=NUM_PAGES, **options
+        )
+        drafter.begin(runner.draft_model, engine.cache)
+        know_the_medium(tier, is_empty=not life)
+        for room in rooms if life else (*rooms, *others):  # what is used twice is kept
+            engine.start_with(room, [room % 10, *range(40, 70)], greedy(room))
+            run_with(engine, tier, room)
+        told.append([Answer.of(engine.outputs[room]) for room in rooms])
+        assert drafter.came == drafter.compared > 20
+        engine.cache._evict(engine.cache.num_available)
+        tier.finish_writes()
+        tier.close()
+    assert tier.counts.read.num_pages >= 8 * 6
+    assert told[0] == told[1]
+
+
+def know_the_medium(tier: LastingTier, *, is_empty: bool) -> None:
+    """Wait until it is measured, if there is something."""
+    while (tier.look_up_s if isinstance(tier, SharedTier) else 0.0 if is_empty else tier.load_s(1)) == math.inf:
+        select.select(tier.descriptors(), [], [], 0.001)
+        tier.restored()
+
+
+def run_with(engine: Engine, tier: LastingTier, room: int) -> None:
+    """Let an engine go on until a request has ended, with what comes from a tier."""
+    engine.run()
+    while not any(output.finish for output in engine.outputs[room]):
+        select.select(tier.descriptors(), [], [], 0.01)
+        for event in tier.restored():
+            engine.core.handle(event, engine.now_s)
+        engine.run()

@@ -59,14 +59,15 @@ def test_a_folder_that_cannot_be_used_is_said_at_the_start(tiny_folder: Path, tm
         pass
 
 
-def test_engines_that_share_a_store_give_to_it_and_answer_alike(tiny_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tp", [1, 2])
+def test_engines_that_share_a_store_give_to_it_and_answer_alike(tp: int, tiny_folder: Path, tmp_path: Path) -> None:
     """Whether such short prompts are worth a question is the machine's affair: `test_shared_tier` finds them."""
     pytest.importorskip("obstore", reason="comes with diptych[store]")
-    shared = replace(OPTIONS, shared_cache=f"file://{tmp_path}/kv", shared_cache_mib=64)
+    shared = replace(OPTIONS, shared_cache=f"file://{tmp_path}/kv", shared_cache_mib=64, tp=tp)
     with Engine(str(tiny_folder), shared) as engine:
         expected = answers(engine)
         assert answers(engine) == expected
-    assert len([*(tmp_path / "kv").glob("*/*/*")]) == len(PROMPTS), "of each prompt a run"
+    assert len([*(tmp_path / "kv").glob("*/*/*")]) == tp * len(PROMPTS), "of each prompt a run, of each rank its part"
     with Engine(str(tiny_folder), shared) as engine:
         for _ in range(3):
             assert answers(engine) == expected

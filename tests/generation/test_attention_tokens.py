@@ -44,6 +44,17 @@ def test_what_is_out_of_range_is_refused_by_name(wish: AttentionWish, param: str
     assert refused.value.param == param
 
 
+def test_the_outputs_of_a_request_are_bounded_together() -> None:
+    wish = AttentionWish(32, (*range(8),))
+    wish.validate(MAX_ENTRIES // 512, num_outputs=2)
+    for max_tokens, num_outputs in ((MAX_ENTRIES // 256, 2), (MAX_ENTRIES // 512 + 1, 2), (1, MAX_ENTRIES)):
+        with pytest.raises(InvalidRequest, match="at most 131072, not 32 ") as refused:
+            wish.validate(max_tokens, num_outputs)
+        assert refused.value.param == "top_k_attention"
+    assert wish.most_tokens(2) == MAX_ENTRIES // 512
+    assert wish.most_tokens(MAX_ENTRIES) == 0
+
+
 def test_the_longest_output_is_as_long_as_is_listed_of_it() -> None:
     params = SamplingParams(max_tokens=MAX_ENTRIES // 256, attention=AttentionWish(32, (*range(8),)))
     params.validate()

@@ -6,7 +6,7 @@ from typing import Any
 
 import chart
 
-from diptych.cli.picking.picker import PickerConfig
+from diptych.cli.picking.picker import END_S, PickerConfig
 from diptych.common.config import described
 
 ON = "picker: {enabled: true%s}, gateway: {http: {enabled: true, weight: 3, parentRefs: [{name: g}]}}"
@@ -43,13 +43,30 @@ def test_it_is_started_with_options_that_there_are_and_tells_the_port_of_the_poo
     assert (flags["port"], flags["endpoint-port"]) == ("9002", "8000")
 
 
-def test_over_tls_it_shows_the_certificate_of_the_secret_and_is_probed_without() -> None:
-    open_, closed = container(objects(kube="1.28")), container(objects(", tlsSecret: picker-tls", kube="1.28"))
-    assert open_["readinessProbe"]["grpc"] == {"port": 9002, "service": "readiness"}
-    assert "grpc" not in closed["readinessProbe"]
-    assert "--cert-file=/etc/diptych/picker/tls.crt" in closed["args"]
-    assert {"name": "picker-tls", "mountPath": "/etc/diptych/picker", "readOnly": True} in closed["volumeMounts"]
-    assert "grpc" not in container(objects(kube="1.20"))["readinessProbe"]
+def test_gateways_call_over_tls_unless_told_otherwise_and_probes_come_without() -> None:
+    by_itself, given, plain = (
+        container(objects(more)) for more in ("", ", tlsSecret: picker-tls", ", plainText: true")
+    )
+    assert "--cert-file=/etc/diptych/picker/tls.crt" in given["args"]
+    assert {"name": "picker-tls", "mountPath": "/etc/diptych/picker", "readOnly": True} in given["volumeMounts"]
+    assert "--plain-text" in plain["args"]
+    assert not {"--plain-text", "--cert-file=/etc/diptych/picker/tls.crt"} & set(by_itself["args"])
+    for each in (by_itself, given, plain):
+        assert each["readinessProbe"]["httpGet"] == {"path": "/health/ready", "port": "health"}
+        assert {"name": "health", "containerPort": 8081} in each["ports"]
+
+
+def test_one_that_is_taken_away_gets_the_time_that_its_streams_may_take() -> None:
+    found = objects(", drainSeconds: 90, endpointSeconds: 7")
+    flags = dict(each.removeprefix("--").split("=") for each in container(found)["args"][1:])
+    assert (flags["linger-s"], flags["drain-s"]) == ("7", "90")
+    assert found.pods()[PICKER]["spec"]["terminationGracePeriodSeconds"] >= 90 + 7 + END_S
+    budget = found[f"PodDisruptionBudget/{PICKER}"]["spec"]
+    assert budget["maxUnavailable"] == 1
+    labels = found.pods()[PICKER]["metadata"]["labels"]
+    assert budget["selector"]["matchLabels"].items() <= labels.items()
+    without = objects(", pdb: {enabled: false}")
+    assert f"PodDisruptionBudget/{PICKER}" not in without
 
 
 def test_it_only_looks_at_members_and_clients_alone_reach_it() -> None:

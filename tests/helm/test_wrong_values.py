@@ -90,6 +90,8 @@ WRONG = {
     "workers: {preStop: {exec: {command: [a]}}}": "preStop is given without preStopSeconds",
     "workers: {progressDeadlineSeconds: 600}": "progressDeadlineSeconds 600 is less than startupSeconds 1800",
     "workers: {strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 0}}}": "let no rollout happen",
+    "picker: {enabled: true, plainText: true, tlsSecret: a}": "picker.plainText is true, but tlsSecret is a",
+    "picker: {enabled: true, pdb: {minAvailable: 1}}": "picker.pdb: .*set the other one to null",
     "workers: {pdb: {minAvailable: 1}}": "decode pool default: .*set the other one to null",
     "workers: {autoscaling: {hpa: {enabled: true}, keda: {enabled: true, serverAddress: a}}}": "would fight over one",
     "workers: {autoscaling: {keda: {enabled: true}}}": "keda.serverAddress is missing",

@@ -164,9 +164,10 @@ class InprocEnd(End):
         note: bytes = b"",
         layers: tuple[int, int] | None = None,
         skip_tokens: int = 0,
+        as_bytes: bool = False,
         **flow: Any,
     ) -> int:
-        write = PageWrite(np.array(src, dtype=np.int32), np.array(dst, dtype=np.int32), layers, skip_tokens)
+        write = PageWrite(np.array(src, dtype=np.int32), np.array(dst, dtype=np.int32), layers, skip_tokens, as_bytes)
         return self.transport.write_pages(peer, write, note, Flow(**flow))
 
     def note(self, peer: int, note: bytes, **options: Any) -> int:
@@ -407,10 +408,11 @@ class ChildEnd(End):
         note: bytes = b"",
         layers: tuple[int, int] | None = None,
         skip_tokens: int = 0,
+        as_bytes: bool = False,
         **flow: Any,
     ) -> int:
-        fields = {"src": src, "dst": dst, "layers": layers, "skip_tokens": skip_tokens, "flow": flow}
-        return int(self.ask("write", peer=peer, note=base64.b64encode(note).decode(), **fields))
+        fields = {"src": src, "dst": dst, "layers": layers, "skip_tokens": skip_tokens, "as_bytes": as_bytes}
+        return int(self.ask("write", peer=peer, note=base64.b64encode(note).decode(), flow=flow, **fields))
 
     def note(self, peer: int, note: bytes, **options: Any) -> int:
         return int(self.ask("note", peer=peer, note=base64.b64encode(note).decode(), options=options))

@@ -134,10 +134,13 @@ class Peer:
         note: str,
         layers: list[int] | None,
         skip_tokens: int,
+        as_bytes: bool,
         flow: dict[str, Any],
     ) -> int:
         first_end = (layers[0], layers[1]) if layers else None
-        write = PageWrite(np.array(src, dtype=np.int32), np.array(dst, dtype=np.int32), first_end, skip_tokens)
+        write = PageWrite(
+            np.array(src, dtype=np.int32), np.array(dst, dtype=np.int32), first_end, skip_tokens, as_bytes
+        )
         return self.transport.write_pages(peer, write, base64.b64decode(note), Flow(**flow))
 
     def note(self, peer: int, note: str, options: dict[str, Any]) -> int:
@@ -157,6 +160,13 @@ class Peer:
 
     def probe_pages(self) -> list[int]:
         return list(self.pool.probe_pages.tolist())
+
+    def num_stagings(self) -> int:
+        """Kinds of images that NIXL has memory for."""
+        assert isinstance(self.transport, NixlTransport)
+        engine = self.transport._engine
+        assert engine is not None
+        return len(engine._stagings)
 
     def write_many(self, peer: int, count: int) -> dict[str, int]:
         """Submit `count` one-page writes as fast as the transport takes them; return how they ended."""

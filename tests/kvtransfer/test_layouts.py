@@ -15,6 +15,7 @@ from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
 from diptych.kvtransfer.plan import Shard, linked_ranks
 from diptych.kvtransfer.transport import NoteReceived, OpDone
+from tests.kvtransfer.conftest import device_kinds, nixl
 
 Make = Callable[..., Any]
 Link = Callable[[Any, Any], None]
@@ -288,6 +289,34 @@ def test_pages_larger_than_a_piece_are_packed_a_part_at_a_time_and_few_at_once(
     assert sender.wait_done(op).digest == receiver.wait_digest([0, 1]) == receiver.wait_note().digest
     sent, found = (np.frombuffer(end.read(pages), np.uint8) for end, pages in ((sender, [1, 0]), (receiver, [0, 1])))
     assert found.tobytes() == cast(sent, "fp8_e4m3", "float32").tobytes()
+
+
+def qwen3_next(page_size: int, dtype: str = "bfloat16") -> PoolLayout:
+    """Keys and values of its 12 layers that have any; a page of 32 tokens has 768 KiB."""
+    return PoolLayout.kv(6, 12, page_size, 2, 256, dtype)
+
+
+STATES = {
+    "smaller pages": (qwen3_next(64), qwen3_next(32), [1], [3, 4]),
+    "larger pages": (qwen3_next(32), qwen3_next(64), [3, 5], [1]),
+    "another type": (qwen3_next(64), qwen3_next(64, "fp8_e4m3"), [1], [3, 4]),
+}
+
+
+@pytest.mark.parametrize("kind", ["shm", "tcp", *device_kinds(), nixl("shm")])
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES)
+def test_a_state_goes_to_pages_larger_than_a_message(
+    make_child_end: Make, link: Link, kind: str, state: tuple[PoolLayout, PoolLayout, list[int], list[int]]
+) -> None:
+    src, dst, src_pages, dst_pages = state
+    sender, receiver = make_child_end(kind, 1, src), make_child_end(kind, 2, dst)
+    link(sender, receiver)
+    sender.fill(1)
+    op = sender.write(2, src_pages, dst_pages, b"a state", as_bytes=True, with_digest=True)
+    done = sender.wait_done(op)
+    assert done.error is None
+    assert done.digest == receiver.wait_digest(dst_pages)
+    assert receiver.read(dst_pages) == sender.read(src_pages)
 
 
 def test_a_changed_byte_is_noticed_before_parts_are_put_together(make_device_end: Make, link: Link) -> None:

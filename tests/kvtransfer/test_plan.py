@@ -236,6 +236,16 @@ def test_pages_that_hold_no_tokens_go_byte_by_byte_to_pages_of_any_size_and_type
     assert not arrived[same:].any()
 
 
+@pytest.mark.parametrize(("sizes", "row"), [((64, 32), 32 << 10), ((48, 20), 32 << 10), ((3, 1), 8 << 10)])
+def test_rows_of_pages_that_hold_no_tokens_fill_messages_and_are_whole_lines(sizes: tuple[int, int], row: int) -> None:
+    src, dst = (side(1, layers=12, dim=256, page_size=size).layout for size in sizes)
+    copies = plan(src, dst)
+    assert copies is not None
+    assert copies.whole is not None
+    assert copies.whole.pack is not None
+    assert (copies.whole.pack.row_nbytes, copies.whole.pack.image_nbytes) == (row, dst.page_nbytes)
+
+
 def test_what_is_no_tokens_goes_to_the_rank_of_the_same_number_alone() -> None:
     two, write = side(2), PageWrite(np.array([1]), np.array([2]), as_bytes=True)
     one_to_other = plan(two.layouts[0], side(1, page_size=4).layouts[0])
@@ -263,6 +273,13 @@ def test_what_can_not_be_converted_is_refused_with_a_reason(other: Side, problem
         plan(side(1).layouts[0], other.layouts[0])
 
 
+def test_a_token_larger_than_a_message_is_refused() -> None:
+    sides = [side(1, heads=64, dim=4096, page_size=size, dtype="bfloat16").layout for size in (16, 32)]
+    with pytest.raises(LayoutMismatch, match=r"a token of 524288 bytes in one layer .* a larger --tp"):
+        plan(*sides)
+    assert plan(sides[0], sides[0]) is not None
+
+
 def test_parts_that_are_no_whole_words_are_refused() -> None:
     small = side(1, page_size=1, dim=1, dtype="fp8_e4m3")
     with pytest.raises(LayoutMismatch, match="multiple of 8 bytes; use larger pages"):
@@ -283,6 +300,7 @@ def test_ranks_that_do_not_share_the_heads_evenly_are_refused(heads: int, share:
         (2, 2, 1, 8, None),  # nothing is converted
         (16, 64, 2, 24, "a device can't convert heads whose sizes are no multiples of 16"),
         (4, 2, 4, 16, "a device can't convert parts of pages that are no multiples of 128 bytes"),
+        (16, 16 * 16382, 1, 16, "a device can't convert such small pages into such large ones"),
     ],
 )
 def test_a_device_converts_whole_lines_of_heads_of_whole_steps(

@@ -30,7 +30,7 @@ from diptych.engine.values.transfer_rules import TransferRules
 from diptych.engine.values.window_pages import WindowPages
 
 VOCAB, PAGE, PER_STATE = 1000, 4, 2
-NUM_PROMPTS, FEWEST = 90, 16
+NUM_PROMPTS = 90
 Patch = pytest.MonkeyPatch
 Pair = Any  # the fixture's class: test helpers can't be imported
 Mutant = Callable[[Patch], None]
@@ -52,7 +52,6 @@ def learning(monkeypatch: Patch) -> list[bool]:
         chosen.append(node is not lowest)
         return node
 
-    monkeypatch.setattr(turns, "FEWEST", FEWEST)
     monkeypatch.setattr(turns, "LEARNED", 4)
     monkeypatch.setattr(Departures, "pop", pop)
     return chosen

@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from odd_store import OddStore
 from stepped_engine import local_core
 
 from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.source import ModelSource, open_model
+from diptych.engine.cache.beside import Beside
 from diptych.engine.cache.host_pages import HostPages
 from diptych.engine.cache.host_tier import HostTier
 from diptych.engine.cache.kv_cache import KvCache
@@ -29,11 +31,14 @@ from diptych.engine.cache.page_ids import PROOF_NBYTES, groups
 from diptych.engine.cache.tier import Tier
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.scheduler.terms import file_terms
+from diptych.engine.scheduler.terms import file_terms, store_terms
 from diptych.engine.tiers.file_tier import FileTier
+from diptych.engine.tiers.lasting_tier import LastingTier
 from diptych.engine.tiers.page_files import PageFiles
-from diptych.engine.tiers.page_format import terms_digest
+from diptych.engine.tiers.page_format import HEADER_NBYTES, PageFormat, terms_digest, whose
+from diptych.engine.tiers.page_objects import Objects, PageObjects
 from diptych.engine.tiers.segments import SegmentFormat
+from diptych.engine.tiers.shared_tier import SharedTier
 from diptych.engine.values.events import Emit, EmitTokens, Start
 from diptych.engine.values.kv_regions import has_unlike_groups, kv_regions, kv_shape, pages_per_state, window_pages
 from diptych.engine.values.limits import Limits
@@ -42,6 +47,7 @@ from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.generation.sampling_params import SamplingParams
 
 PAGE_SIZE = 4
+RUN_PAGES = 2
 NUM_PAGES = 512
 FEW_PAGES = 64  # too few for all requests at once
 STEP_TOKENS = 24  # most prompts are cut
@@ -188,19 +194,23 @@ def test_one_worker_generates_the_tokens_of_transformers_also_from_every_tier(
     family_model: Any, new_model: Any, beside: dict[str, Any], tmp_path: Path
 ) -> None:
     """In the second round prompts are cached. In the next turns what was is in host memory alone, or a later life has
-    nothing but the files, whatever a family keeps of a text.
+    nothing but the files, or another worker nothing but the store, whatever a family keeps of a text.
     """
     pool, runner = new_model(NUM_PAGES)
-    files = page_files(pool, family_model, tmp_path)
-    tier = FileTier(files)
-    cache = new_cache(NUM_PAGES, beside, [tier])
+    files, objects = page_files(pool, family_model, tmp_path), OddStore()
+    tier, store = FileTier(files), shared_tier(pool, family_model, beside, objects)
+    cache = new_cache(NUM_PAGES, beside, [tier], store)
     core = local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16))
     for _ in range(2):
-        assert aggregated(core, runner, family_model, lambda: None) == family_model.outputs
+        assert (
+            aggregated(core, runner, family_model, lambda: None, answered(cache, core, store)) == family_model.outputs
+        )
     cache._evict(cache.num_available)
     tier.close()
-    stored = {int.from_bytes(key[PROOF_NBYTES:], "little") for key in files.log.index._at}
-    assert stored == set(groups(beside["windows"].num_groups, beside["pages_per_state"]))
+    store.close()
+    all_groups = set(groups(beside["windows"].num_groups, beside["pages_per_state"]))
+    assert {int.from_bytes(key[PROOF_NBYTES:], "little") for key in files.log.index._at} == all_groups
+    assert groups_in(objects, store) == all_groups
     next_turns = SimpleNamespace(
         prompts=[[*each, *output] for each, output in zip(family_model.prompts, family_model.outputs, strict=True)],
         outputs=[[0]],  # as many tokens
@@ -217,25 +227,47 @@ def test_one_worker_generates_the_tokens_of_transformers_also_from_every_tier(
     pool[:] = np.nan
     assert aggregated(core, runner, next_turns, lambda: None) == expected
     assert cache.moves.num_restored > len(family_model.prompts)
-    pool[:] = np.nan
 
-    files = page_files(pool, family_model, tmp_path)
-    tier = FileTier(files)
-    cache = new_cache(NUM_PAGES, beside, [tier])
-    core = local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16))
-    while tier.load_s(1) == math.inf:
-        select.select([], [], [], 0.001)  # it is measured first
+    later, other = FileTier(page_files(pool, family_model, tmp_path)), shared_tier(pool, family_model, beside, objects)
+    caches = new_cache(NUM_PAGES, beside, [later]), new_cache(NUM_PAGES, beside, [], other)
+    for lasting, cache in zip((later, other), caches, strict=True):
+        pool[:] = np.nan
+        core = local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16))
+        while (other.look_up_s if lasting is other else later.load_s(1)) == math.inf:
+            select.select([], [], [], 0.001)  # it is measured first
+            lasting.restored()
+        assert aggregated(core, runner, next_turns, lambda: None, answered(cache, core, lasting)) == expected
+        assert lasting.counts.read.num_pages > len(family_model.prompts)
+        assert lasting.counts.read.num_corrupt == 0
+        lasting.close()
 
-    def restored() -> bool:
-        is_due = len(cache.moves) > 0
+
+def answered(cache: KvCache, core: SchedulerCore, tier: LastingTier) -> Callable[[], bool]:
+    """Return what hears of a tier's answers, and says whether there may be more."""
+
+    def hear() -> bool:
+        is_due = len(cache.moves) > 0 or (isinstance(tier, SharedTier) and of(tier).asker.waits_since_s < math.inf)
         for event in tier.restored():
             core.handle(event, 0.0)
         return is_due
 
-    assert aggregated(core, runner, next_turns, lambda: None, restored) == expected
-    assert tier.counts.read.num_pages > len(family_model.prompts)
-    assert tier.counts.read.num_corrupt == 0
-    tier.close()
+    return hear
+
+
+def of(store: SharedTier) -> PageObjects:
+    assert isinstance(store._objects, PageObjects)
+    return store._objects
+
+
+def groups_in(objects: OddStore, store: SharedTier) -> set[int]:
+    """Return of which groups pages are in a store."""
+    record, found = of(store).objects.record, set()
+    for data in objects.runs().values():
+        for at in range(0, len(data), record.record_nbytes):
+            page_id = whose(data[at : at + HEADER_NBYTES], record.terms, record.page_nbytes)
+            assert page_id is not None
+            found.add(page_id.group)
+    return found
 
 
 @of_memories
@@ -257,20 +289,36 @@ def test_one_worker_that_retracts_at_random_generates_the_same_tokens(
 
 def page_files(pool: Any, family_model: Any, folder: Path) -> PageFiles:
     """Return the files below a pool, of the terms that a worker of the family has."""
+    terms, nbytes = terms_of(family_model, file_terms)
+    pages = pool.reshape(NUM_PAGES, -1).view(np.uint8)
+    return PageFiles(folder, SegmentFormat(terms, nbytes), 256 * 2**20, pages, pages)
+
+
+def shared_tier(pool: Any, family_model: Any, beside: dict[str, Any], store: OddStore) -> SharedTier:
+    """Return what a worker of the family has of a store, in runs that are short enough for its prompts."""
+    terms, nbytes = terms_of(family_model, store_terms)
+    ends = Beside(beside["windows"], beside["pages_per_state"], PAGE_SIZE)
+    objects = Objects(PageFormat(terms, nbytes), RUN_PAGES, terms.hex(), ends)
+    return SharedTier(PageObjects(store, objects, pool.reshape(NUM_PAGES, -1).view(np.uint8)))
+
+
+def terms_of(family_model: Any, terms: Callable[..., dict[str, Any]]) -> tuple[bytes, int]:
+    """Return the digest of a family's terms, and the bytes of a page."""
     source = open_model(str(family_model.folder))
     layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32")
-    terms = terms_digest(file_terms(source, layout, EngineOptions(dtype="float32"), "CPU"))
-    pages = pool.reshape(NUM_PAGES, -1).view(np.uint8)
-    return PageFiles(folder, SegmentFormat(terms, layout.page_nbytes), 256 * 2**20, pages, pages)
+    return terms_digest(terms(source, layout, EngineOptions(dtype="float32"), "CPU")), layout.page_nbytes
 
 
-def new_cache(num_pages: int, beside: dict[str, Any], tiers: Sequence[Tier] = ()) -> KvCache:
+def new_cache(
+    num_pages: int, beside: dict[str, Any], tiers: Sequence[Tier] = (), store: SharedTier | None = None
+) -> KvCache:
     return KvCache(
         num_pages=num_pages,
         page_size=PAGE_SIZE,
         max_requests=16,
         max_tokens_per_request=256,
         tiers=tiers,
+        store=store,
         **beside,
     )
 

@@ -10,13 +10,19 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from family_adapters import MergedAdapter, merged_adapter
 from ranked_model import RankedModel, Shape, parts_from, write
 
+from diptych.architectures.registry import placement_of
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.members.terms import Terms, mismatch
+from diptych.engine.lora.peft_folder import read_adapter
+from diptych.engine.lora.registry import InvalidAdapter
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.scheduler.terms import worker_terms
 from diptych.engine.values.kv_regions import pages_per_state, window_pages
@@ -40,9 +46,33 @@ CASES: Final = {  # family: how pages lie at prefill and at decode
     "lfm2": (Shape(8), Shape(4)),
     "minimax m2": (Shape(4), Shape(8, tp=2)),
 }
+ATTENTION, NETWORK = r"self_attn\.[qkvo]_proj", r"mlp\.(gate|up|down)_proj"
+LATENTS = (
+    rf"self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|o_proj)|{NETWORK}|mlp\.shared_experts\.(gate|up|down)_proj"
+)
+GATED = r"self_attn\.[kvo]_proj|mlp\.shared_expert\.(gate|up|down)_proj"
+KIMI = rf"1\.self_attn\.(q_proj|kv_a_proj_with_mqa|o_proj)|{NETWORK}|block_sparse_moe\.shared_experts\.\w+_proj"
+ADAPTED: Final = {  # what an adapter may change, in all layers, and what it may not
+    "gpt oss": (ATTENTION, "mlp.router"),
+    "gemma3, groups of windows of which the last is not full": (f"{ATTENTION}|{NETWORK}", "self_attn.q_norm"),
+    "llama 4": (rf"{ATTENTION}|feed_forward\.shared_expert\.\w+_proj", "feed_forward.router"),
+    "deepseek v3": (LATENTS, "self_attn.kv_b_proj"),
+    "glm4 moe lite": (LATENTS, "self_attn.kv_b_proj"),
+    "deepseek v3.2": (LATENTS, "self_attn.indexer.wq_b"),
+    "glm moe dsa, layers that share a choice": (LATENTS, "self_attn.indexer.weights_proj"),
+    "qwen3 next": (GATED, "linear_attn.out_proj"),
+    "qwen3.5 moe": (GATED, "linear_attn.in_proj_qkv"),
+    "kimi linear": (KIMI, "self_attn.k_proj"),
+    "nemotron h": (r"mixer\.([qkvo]_proj|(shared_experts\.)?(up|down)_proj)", "mixer.in_proj"),
+    "lfm2": (r"self_attn\.(q|k|v|out)_proj|feed_forward\.w[123]", "conv.in_proj"),
+    "minimax m2": (ATTENTION, "block_sparse_moe.gate"),
+}
 families = pytest.mark.parametrize(("family_model", "shapes"), CASES.items(), indirect=["family_model"], ids=CASES)
+BASE = -1  # in place of the slot of an adapter
 Pair = Any  # the fixture's class: test helpers can't be imported
 NewPair = Callable[..., Pair]
+WriteAdapter = Callable[..., Any]
+Asking = list[tuple[int, list[int]]]  # slots and prompts
 
 
 @pytest.fixture
@@ -63,8 +93,8 @@ def new_pair(family_model: Any, make_pair: Any) -> NewPair:
                     for page in pages.tolist():
                         parts.unpack(side.kv[page, rank])
 
-    def new(shapes: tuple[Shape, Shape], models: tuple[RankedModel, ...] = ()) -> Pair:
-        sides = models or tuple(RankedModel(source, shape, num_pages(source, shape)) for shape in shapes)
+    def new(shapes: tuple[Shape, Shape], models: tuple[RankedModel, ...] = (), max_loras: int = 0) -> Pair:
+        sides = models or tuple(RankedModel(source, each, num_pages(source, each), max_loras) for each in shapes)
         pair = UnlikePair(
             model=tuple(lambda num_pages, page_size, side=side: (side.kv, Ranked(side)) for side in sides),
             page_sizes=tuple(side.shape.page_size for side in sides),
@@ -80,6 +110,22 @@ def new_pair(family_model: Any, make_pair: Any) -> NewPair:
         return pair
 
     return new
+
+
+@pytest.fixture
+def family(request: pytest.FixtureRequest) -> str:
+    """The name of the family of which the test is."""
+    return str(request.node.callspec.id)
+
+
+@pytest.fixture
+def adapters(family_model: Any, family: str, write_adapter: WriteAdapter, tmp_path: Path) -> list[MergedAdapter]:
+    """Two of unlike ranks, by their slots."""
+    folder, modules = family_model.folder, ADAPTED[family][0]
+    return [
+        merged_adapter(folder, tmp_path / str(slot), modules, write_adapter, rank=rank, seed=slot)
+        for slot, rank in enumerate((4, 9))
+    ]
 
 
 class Ranked:
@@ -117,12 +163,11 @@ def test_tokens_are_those_of_transformers_and_what_is_sent_is_what_is_live(
     for room, prompt, output in asked(family_model):
         pair.start(room, prompt, max_tokens=len(output))
     pair.run()
-    decode, cache = pair.decode.runner.ranked, pair.decode.cache
+    decode = pair.decode.runner.ranked
     live = 0
     for room, prompt, output in asked(family_model):
         assert pair.tokens(room) == output
-        size = decode.shape.page_size
-        live += -(-len(prompt) // size) + cache.windows.num_live(len(prompt), size) + cache.pages_per_state
+        live += num_live(pair, prompt)
     assert pair.num_written == live
     assert pair.num_bytes == live * sum(layout.page_nbytes for layout in decode.layouts)
     pair.assert_clean()
@@ -134,6 +179,82 @@ def test_tokens_are_those_of_transformers_and_what_is_sent_is_what_is_live(
     swapped.run()
     assert [swapped.tokens(room) for room, *_ in asked(family_model)] == [each for *_, each in asked(family_model)]
     swapped.assert_clean()
+
+
+@families
+def test_with_adapters_tokens_are_those_of_merged_weights(
+    family_model: Any, new_pair: NewPair, shapes: tuple[Shape, Shape], adapters: list[MergedAdapter], squeeze: Any
+) -> None:
+    """Beside the base model, from what each has cached, in mid-stream, and after a retraction.
+
+    All have the same two prompts: who found what is cached for another one would go on otherwise.
+    """
+    pair = new_pair(shapes, max_loras=len(adapters))
+    for side, (slot, adapter) in product((pair.prefill, pair.decode), enumerate(adapters)):
+        side.runner.ranked.install(slot, adapter.folder)
+    asking = [(slot, family_model.prompts[index]) for slot, index in product((BASE, 0, 1), (4, 6))]
+    cold = answers(pair, 1, asking, 6)
+    assert cold[:2] == [family_model.outputs[4], family_model.outputs[6]]
+    assert all(adapters[slot].continues(*text) for slot, *text in adapted(asking, cold))
+    assert len({*map(tuple, cold[1::2])}) == len(asking[1::2])
+    assert pair.num_written == sum(num_live(pair, prompt) for _, prompt in asking)
+    assert answers(pair, 100, asking, 6) == cold
+    assert pair.num_written < 2 * sum(num_live(pair, prompt) for _, prompt in asking)
+    on = [(slot, [*prompt, *output[:2]]) for (slot, prompt), output in zip(asking, cold, strict=True)]
+    assert answers(pair, 200, on, 4, num_prior_output_tokens=2) == [output[2:] for output in cold]
+    others = squeeze(pair.decode.cache)
+    long = answers(pair, 300, asking[1::2], 24, lambda: run_squeezed(pair, others))
+    assert all(adapters[slot].continues(*text) for slot, *text in adapted(asking[1::2], long))
+    assert pair.decode.core.report().counts.retractions > 0
+    pair.assert_clean()
+
+
+def answers(
+    pair: Pair, first_room: int, asking: Asking, max_tokens: int, run: Callable[[], None] | None = None, **fields: Any
+) -> list[list[int]]:
+    """Return what is said behind the prompts of adapters, each in a namespace of its own; `run` plays it."""
+    rooms = range(first_room, first_room + len(asking))
+    for room, (slot, prompt) in zip(rooms, asking, strict=True):
+        key = b"" if slot == BASE else b"adapter %d" % slot
+        pair.start(room, prompt, max_tokens, extra_key=key, adapter=slot, **fields)
+    (run or pair.run)()
+    return [pair.tokens(room) for room in rooms]
+
+
+def adapted(asking: Asking, outputs: list[list[int]]) -> list[tuple[int, list[int], list[int]]]:
+    return [(*each, output) for each, output in zip(asking, outputs, strict=True) if each[0] != BASE]
+
+
+def num_live(pair: Pair, prompt: list[int]) -> int:
+    """Return the pages that decode needs behind a prompt."""
+    size, cache = pair.decode.runner.ranked.shape.page_size, pair.decode.cache
+    return int(-(-len(prompt) // size) + cache.windows.num_live(len(prompt), size) + cache.pages_per_state)
+
+
+@families
+def test_what_has_no_adapter_is_refused_by_name(
+    family_model: Any, shapes: tuple[Shape, Shape], family: str, write_adapter: WriteAdapter, tmp_path: Path
+) -> None:
+    """The choice of experts, what makes keys out of latents, indexers, and all that is multiplied around a state."""
+    source, module = open_model(str(family_model.folder)), ADAPTED[family][1]
+    name = next(name for name, _ in placement_of(source.config) if name.endswith(f".{module}.weight"))
+    name = name.removesuffix(".weight")
+    write_adapter(tmp_path / "a", {name: (8, 8)})
+    with pytest.raises(InvalidAdapter, match=f"{name}' can't have an adapter"):
+        read_adapter(tmp_path / "a", placement_of(source.config))
+
+
+@pytest.mark.parametrize("family_model", ["qwen3 next"], indirect=True)
+def test_queries_among_gates_have_no_adapter(family_model: Any, write_adapter: WriteAdapter, tmp_path: Path) -> None:
+    """A checkpoint has rows of both in turns, of each head; the model keeps them apart."""
+    source = open_model(str(family_model.folder))
+    name = next(name for name, _ in placement_of(source.config) if name.endswith(".q_proj.weight"))
+    rows = 2 * source.config.num_heads * source.config.head_dim
+    write_adapter(tmp_path / "a", {name.removesuffix(".weight"): (rows, source.config.hidden_size)})
+    with pytest.raises(
+        InvalidAdapter, match=rf"lora_B of '.*q_proj' is \({rows}, 4\); model .* say \({rows // 2}, 4\)"
+    ):
+        read_adapter(tmp_path / "a", placement_of(source.config))
 
 
 def assert_choices_are_what_each_is_alone(pair: Pair, family_model: Any) -> None:
@@ -157,16 +278,20 @@ def assert_retracted_ones_say_the_same(pair: Pair, family_model: Any, squeeze: A
     pair.run()
     for room, prompt, _ in asked(family_model):
         pair.start(400 + room, prompt, max_tokens=30)
-    others, rng = squeeze(pair.decode.cache), random.Random(0)
-    moves = pair.deliver, pair.step
-    while any([move(side) for side in (pair.decode, pair.prefill) for move in moves]) or others.release():
-        pair.expire()
-        if rng.random() < 0.4:
-            others.toggle()
+    run_squeezed(pair, squeeze(pair.decode.cache))
     for room, *_ in asked(family_model):
         assert pair.tokens(300 + room) == pair.tokens(400 + room)
     assert pair.decode.core.report().counts.retractions > 0
     pair.assert_clean()
+
+
+def run_squeezed(pair: Pair, others: Any) -> None:
+    """Let others take decode's memory away at random until nothing moves."""
+    rng, moves = random.Random(0), (pair.deliver, pair.step)
+    while any([move(side) for side in (pair.decode, pair.prefill) for move in moves]) or others.release():
+        pair.expire()
+        if rng.random() < 0.4:
+            others.toggle()
 
 
 @pytest.mark.parametrize("family_model", ["qwen3 next"], indirect=True)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -19,9 +20,14 @@ import pytest
 from diptych.architectures.pooling import Pooling
 from diptych.common.errors import ConfigError
 from diptych.router import batches_wiring
+from diptych.router.admission.in_flight import InFlightRequest
+from diptych.router.batches import lanes
+from diptych.router.batches.idle import Busy
 from diptych.router.config import RouterConfig
 from diptych.router.http.openai import batch_lines
 from diptych.router.main import open_served_models
+from diptych.router.serve.models import Models
+from diptych.router.values.slo_tiers import NO_TIER
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 from diptych.v1.inference_pb2 import DetokenizeRequest, EmbedRequest, GenerateRequest, TokenizeRequest, VectorOptions
 
@@ -259,6 +265,86 @@ def test_each_line_of_a_batch_is_served_by_the_model_that_it_names(
     }
     assert (json.loads(failed)["custom_id"], json.loads(failed)["response"]["status_code"]) == ("none", 404)
     assert served_by(cluster) == {"tiny": 2, "other": 2}
+
+
+def test_lines_of_a_model_without_workers_do_not_stop_a_batch(
+    start_cluster: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "STILL_S", 0.05)
+    monkeypatch.setattr(lanes, "REREAD_S", 0.05)
+    monkeypatch.setattr(batches_wiring, "TICK_S", 0.02)
+    monkeypatch.setattr(batches_wiring, "LOOK_S", 0.05)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    cluster = start_cluster(further={"other": None}, batch_store=str(tmp_path), pair_wait_s=0.0)
+    everybody = list(cluster.workers)
+    cluster.publish(*[worker for worker in everybody if worker.instance.model_id == "tiny"])
+    cluster.wait_until(lambda: not cluster.router.served[1].fleet.pairs())
+    lines = [
+        {"custom_id": f"{number}", "method": "POST", "url": "/v1/completions", "body": {"model": model, "prompt": "p"}}
+        for number, model in enumerate(["other"] * 17 + ["tiny"])
+    ]
+    with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0) as client:
+        data = "\n".join(map(json.dumps, lines)).encode()
+        file = client.files.create(file=("in.jsonl", data), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+
+        def num_completed() -> int:
+            counts = client.batches.retrieve(batch.id).request_counts
+            return counts.completed if counts else 0
+
+        cluster.wait_until(lambda: num_completed() == 1)
+        assert served_by(cluster) == {"tiny": 2}
+        client.batches.cancel(batch.id)
+
+
+def test_a_batch_s_lines_heed_the_workers_of_their_own_model_only(start_cluster: Start) -> None:
+    cluster = start_cluster(further={"other": None})
+    tiny, other = ([each for each in cluster.workers if each.instance.model_id == name] for name in ("tiny", "other"))
+    served, pipelines = cluster.router.served, Models([each.pipeline for each in cluster.router.served])
+    watched = [batches_wiring.Watched(each.fleet, each.in_flight) for each in served]
+    watcher = batches_wiring.Watcher(watched, cluster.router.admission, 8)
+    idle = Busy(0, 0, 8, 0, 0, 0, num_prefill=1, free_share=1.0, is_cold=False)
+    numbers = [batches_wiring.number_of(pipelines, name) for name in ("tiny", "other", "none", "")]
+    assert numbers == [0, 1, batches_wiring.NO_MODEL, batches_wiring.NO_MODEL]
+    assert [watcher.busy(number, 0) for number in numbers] == [idle] * 4
+    unanswered: Any = SimpleNamespace(first_s=0.0)
+    with served[1].in_flight.holding(InFlightRequest(NO_TIER, 0.0, unanswered, lambda: 0.0)):
+        assert [watcher.busy(number, 0).num_unanswered for number in numbers] == [0, 1, 0, 0]
+    cluster.publish(*tiny)
+    cluster.wait_until(lambda: not served[1].fleet.pairs())
+    away = idle._replace(num_prefill=0, free_share=0.0, is_cold=True)
+    assert [watcher.busy(number, 0) for number in numbers] == [idle, away, idle, idle]
+    cluster.publish(*other)
+    cluster.wait_until(lambda: served[1].fleet.pairs() and not served[0].fleet.pairs())
+    assert [watcher.busy(number, 0) for number in numbers] == [away, idle, idle, idle]
+
+
+def test_an_adapter_that_only_some_workers_of_a_model_have_can_be_unloaded(start_cluster: Start) -> None:
+    cluster = start_cluster(further={"other": None}, runtime_lora=True)
+    keeps_it = cluster.prefill(1)  # and the only decode worker was replaced by one that does not have it
+    assert keeps_it.instance.model_id == "other"
+    keeps_it.instance.loras.add(name="sql", fingerprint="/sql")
+    cluster.publish(*cluster.workers)
+    assert "sql" not in cluster.router.served[1].fleet.adapters()
+    load = {"lora_name": "sql", "lora_path": "/sql"}
+    status, answer = cluster.post("/v1/load_lora_adapter", {**load, "base_model_name": "tiny"})
+    assert (status, answer["error"]["param"]) == (400, "lora_name")
+    unload = {"lora_name": "sql"}
+    assert cluster.post("/v1/unload_lora_adapter", unload) == (200, {"lora_name": "sql", "num_workers": 1})
+    assert not any(worker.instance.loras for worker in cluster.workers)
+    assert cluster.post("/v1/unload_lora_adapter", unload)[0] == 404
+
+
+def test_an_adapter_s_name_that_two_models_have_needs_the_model_s_to_be_unloaded(start_cluster: Start) -> None:
+    cluster = start_cluster(further={"other": None}, runtime_lora=True)
+    for worker in cluster.workers:  # each was started with one
+        worker.instance.loras.add(name="sql", fingerprint="/sql")
+    cluster.publish(*cluster.workers)
+    status, answer = cluster.post("/v1/unload_lora_adapter", {"lora_name": "sql"})
+    assert (status, answer["error"]["param"]) == (400, "base_model_name")
+    unload = {"lora_name": "sql", "base_model_name": "other"}
+    assert cluster.post("/v1/unload_lora_adapter", unload)[0] == 200
+    assert {worker.instance.model_id for worker in cluster.workers if worker.instance.loras} == {"tiny"}
 
 
 def test_further_models_are_opened_under_their_names_and_told_apart() -> None:

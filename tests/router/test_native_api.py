@@ -152,6 +152,27 @@ def test_a_wish_that_is_wrong_is_refused(cluster: Cluster, path: str, fields: di
     assert param.split("[")[0] in json.dumps(answer)
 
 
+MOST_LISTED: Any = {"return_attention_tokens": True, "top_k_attention": 32, "attention_layers": [*range(8)]}
+
+
+@pytest.mark.parametrize("num_outputs", [1, 2])
+def test_an_output_of_which_nothing_is_said_ends_where_no_more_can_be_listed(
+    cluster: Cluster, num_outputs: int
+) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "n": num_outputs, **MOST_LISTED}
+    status, answer = cluster.post("/v1/chat/completions", body)
+    assert status == 200, answer
+    assert cluster.decode().started[-1].sampling.max_tokens == 512 // num_outputs
+
+
+@pytest.mark.parametrize("body", [{"prompt": "a", "n": 2}, {"prompt": ["a", "b"]}])
+def test_the_lists_of_all_outputs_of_a_request_are_bounded_together(cluster: Cluster, body: dict[str, Any]) -> None:
+    assert cluster.post("/v1/completions", {"prompt": "a", "max_tokens": 512, **MOST_LISTED})[0] == 200
+    status, answer = cluster.post("/v1/completions", {**body, "max_tokens": 512, **MOST_LISTED})
+    assert (status, answer["error"]["param"]) == (400, "top_k_attention")
+    assert "not 32 * 8 * 512 * 2 = 262144" in answer["error"]["message"]
+
+
 def stream(cluster: Cluster, path: str = "/generate", **body: Any) -> list[Any]:
     connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=200)
     connection.request("POST", path, json.dumps({"stream": True, **body}))

@@ -121,7 +121,7 @@ async def serve(call: LineCall) -> Reply:
 
 
 def bench(process: Process, clock: Clock, serve: Callable[[LineCall], Any] = serve) -> Bench:
-    slots = Slots(2, lambda num_prompts: Busy(0, 0, 8, 0, num_prompts, 0, 8, 1.0, False))
+    slots = Slots(2, lambda fleet, num_prompts: Busy(0, 0, 8, 0, num_prompts, 0, 8, 1.0, False), lambda model: 0)
     return Bench(process, Files(process), slots, serve, clock, LEASE_S, 1000, 0.0, rng=AtOnce())
 
 

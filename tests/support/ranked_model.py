@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from thread_ranks import Meeting, ThreadCommunicator
 
+from diptych.checkpoints.shard import Shard
 from diptych.checkpoints.source import ModelSource
+from diptych.engine.models.adapters.lora_host import LoraHost
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
@@ -39,6 +43,7 @@ class RankedModel:
     source: ModelSource
     shape: Shape
     num_pages: int
+    max_loras: int = 0
     kv: Array = field(init=False)
     layouts: list[PoolLayout] = field(init=False)
 
@@ -54,6 +59,12 @@ class RankedModel:
         results: list[StepResult] = self._together(lambda rank: self._runners[rank].execute(batch, sampling))
         return results[0]
 
+    def install(self, slot: int, folder: Path) -> None:
+        """Put an adapter into a slot of every rank, as PEFT saved it."""
+        for rank, runner in enumerate(self._runners):
+            host = LoraHost(self.source.config, Shard(rank, self.shape.tp), partial(getattr, runner, "loras"))
+            host.install(slot, host.read(folder).weights)
+
     def _layout(self, rank: int) -> PoolLayout:
         whole = self.source.config
         part = whole if self.shape.tp == 1 else ModelPart.of(self.source, self._communicators[rank]).config
@@ -63,7 +74,8 @@ class RankedModel:
     def _runner(self, rank: int, pool: Array) -> ModelRunner:
         kv = torch.from_numpy(pool.view(np.float32).reshape(self.layouts[rank].shape))
         communicator = None if self.shape.tp == 1 else self._communicators[rank]
-        return ModelRunner(self.source, kv, dtype="float32", max_requests=16, communicator=communicator)
+        options: dict[str, Any] = {"max_requests": 16, "max_loras": self.max_loras, "communicator": communicator}
+        return ModelRunner(self.source, kv, dtype="float32", **options)
 
     def _together(self, work: Callable[[int], Any]) -> list[Any]:
         if self.shape.tp == 1:

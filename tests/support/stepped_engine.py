@@ -17,7 +17,7 @@ from windowed_runner import WindowedRunner
 from diptych.common.arrays import U64
 from diptych.common.members.roles import LegKind, Role
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.cache.tier import Tier
+from diptych.engine.cache.tier import Store, Tier
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.scheduler.stepping import (
     ModelWorker,
@@ -78,6 +78,7 @@ class Engine:
         worker: Callable[[OverlapRunner], ModelWorker] = TpModelWorkerClient,
         mixed_step_s: float = math.inf,
         tiers: Callable[[U64], Sequence[Tier]] = lambda kv: (),
+        store: Store | None = None,
         retracted_s: float = RETRACTED_S,
         pages_per_state: int = 0,
         windows: WindowPages = NO_WINDOWS,
@@ -91,6 +92,7 @@ class Engine:
             max_requests=max_requests + PROMPT_ROWS,
             max_tokens_per_request=CONTEXT,
             tiers=tiers(kv),
+            store=store,
             pages_per_state=pages_per_state,
             windows=replace(windows, step_tokens=max_step_tokens),
         )

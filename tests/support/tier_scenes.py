@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diptych.common.arrays import I64
+from diptych.engine.cache.beside import Beside
 from diptych.engine.cache.cache_changes import CacheChanges
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.page_ids import PageId, chain_proofs, root_proof
@@ -27,6 +28,7 @@ from diptych.engine.tiers.page_objects import Objects, PageObjects
 from diptych.engine.tiers.segments import SegmentFormat
 from diptych.engine.tiers.shared_tier import SharedTier
 from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.page_hash import page_hashes, root_hash
 from diptych.generation.sampling_params import SamplingParams
 
@@ -163,15 +165,17 @@ class SharedLife(Life):
         terms: bytes = TERMS,
         room: Room | None = None,
         clock: Callable[[], float] = time.monotonic,
+        windows: WindowPages = NO_WINDOWS,
+        pages_per_state: int = 0,
     ) -> None:
         self.pool = np.zeros((200, PAGE_NBYTES), np.uint8)
-        self.objects = PageObjects(
-            store, Objects(PageFormat(terms, PAGE_NBYTES), RUN, terms.hex()), self.pool, room, clock
-        )
+        beside = Beside(windows, pages_per_state, PAGE)
+        objects = Objects(PageFormat(terms, PAGE_NBYTES), RUN, terms.hex(), beside)
+        self.objects = PageObjects(store, objects, self.pool, room, clock)
         self.shared = SharedTier(self.objects)
         above = [] if files is None else [files(self.pool)]
         self.tiers = [*above, self.shared]
-        self.cache = new_cache(above, store=self.shared)
+        self.cache = new_cache(above, store=self.shared, windows=windows, pages_per_state=pages_per_state)
 
     @property
     def reader_is_closed(self) -> bool:

@@ -8,6 +8,7 @@
 {{ include "diptych.furtherModelProblems" . }}
 {{ include "diptych.weightsProblems" . }}
 {{ include "diptych.routerProblems" . }}
+{{ include "diptych.pickerProblems" . }}
 {{ include "diptych.batchProblems" . }}
 {{ include "diptych.declaredProblems" . }}
 {{ include "diptych.roleProblems" . }}

@@ -4,6 +4,20 @@
 {{- if (.Values.picker | default dict).enabled }}true{{ end -}}
 {{- end }}
 
+{{/* Seconds of a picker from SIGTERM to its end. */}}
+{{- define "diptych.pickerGrace" -}}
+{{- add (ceil .drainSeconds | int) (ceil .endpointSeconds | int) 10 -}}
+{{- end }}
+
+{{- define "diptych.pickerProblems" -}}
+{{- if include "diptych.pickerRuns" . }}
+{{- if and .Values.picker.plainText .Values.picker.tlsSecret }}
+picker.plainText is true, but tlsSecret is {{ .Values.picker.tlsSecret }}: without TLS nobody is shown a certificate, so leave one of them out
+{{- end }}
+{{- include "diptych.pdbProblems" (dict "pdb" .Values.picker.pdb "place" "picker") }}
+{{- end }}
+{{- end }}
+
 {{/* What the rule of an HTTPRoute leads to: the routers' Service, or the pool whose picker says which of them. */}}
 {{- define "diptych.httpBackend" -}}
 {{- $name := printf "%s-router" (include "diptych.fullname" .) -}}
@@ -23,6 +37,12 @@ args:
   - --host=0.0.0.0
   - --port=9002
   - --endpoint-port=8000
+  - --health-port=8081
+  - --linger-s={{ .values.endpointSeconds }}
+  - --drain-s={{ .values.drainSeconds }}
+  {{- if .values.plainText }}
+  - --plain-text
+  {{- end }}
   {{- if .values.tlsSecret }}
   - --cert-file=/etc/diptych/picker/tls.crt
   - --key-file=/etc/diptych/picker/tls.key
@@ -31,17 +51,14 @@ env:
   {{- include "diptych.env" . | nindent 2 }}
 ports:
   - {name: grpc, containerPort: 9002}
-{{- /* The kubelet's probes of gRPC speak no TLS. */}}
-{{- $probe := "tcpSocket: {port: grpc}" }}
-{{- if and (not .values.tlsSecret) (semverCompare ">=1.27-0" .root.Capabilities.KubeVersion.Version) }}
-{{- $probe = "grpc: {port: 9002, service: readiness}" }}
-{{- end }}
+  - {name: health, containerPort: 8081}
 readinessProbe:
-  {{ $probe }}
+  httpGet: {path: /health/ready, port: health}
   periodSeconds: 2
 livenessProbe:
-  tcpSocket: {port: grpc}
+  httpGet: {path: /health/live, port: health}
   periodSeconds: 10
+  timeoutSeconds: 5
 resources:
   {{- toYaml .values.resources | nindent 2 }}
 securityContext:

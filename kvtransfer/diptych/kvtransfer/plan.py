@@ -34,7 +34,11 @@ I64 = npt.NDArray[np.int64]
 
 NO_TOKENS: Final = np.zeros(0, np.int64)
 
+MESSAGE_NBYTES: Final = 480 << 10  # that a message holds of pages; it has whole rows only. As in limits.h, and ...
+PACK_ENTRIES: Final = 16384  # ... as in device.h: images that a device packs in one go, and the pages they are made of
+
 _WORD_NBYTES: Final = 8  # what digests are made of: a word belongs to one part
+_BYTES_ROW_NBYTES: Final = 32 << 10  # at most, of pages that hold no tokens: a message is full of such rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,10 @@ class Copies:
     num_layers: int  # of the model
     whole: Copy | None = None  # of pages that hold bytes, not tokens; None: it sends none
 
+    @property
+    def all(self) -> tuple[Copy, ...]:
+        return self.regions if self.whole is None else (*self.regions, self.whole)
+
     def cut(self, write: PageWrite) -> tuple[Runs, ...]:
         """Return what this rank sends of a write. Raises `TransferError` for one that is not of these pages."""
         src, dst = (np.ascontiguousarray(pages, np.int64) for pages in (write.src, write.dst))
@@ -200,9 +208,9 @@ class Conversion:
 
     @property
     def packs(self) -> tuple[PagePack, ...]:
-        """Return how images are made for the peer: none where pages move as they are."""
-        copies = (*self.copies.regions, self.copies.whole) if self.copies is not None else ()
-        return tuple(copy.pack for copy in copies if copy is not None and copy.pack is not None)
+        """Return how images of tokens are made for the peer: none where pages move as they are."""
+        copies = self.copies.regions if self.copies is not None else ()
+        return tuple(copy.pack for copy in copies if copy.pack is not None)
 
     @staticmethod
     def between(own: PoolLayout, peer: PoolLayout) -> Conversion:
@@ -215,6 +223,8 @@ def plan(src: PoolLayout, dst: PoolLayout) -> Copies | None:
     check(src, dst)
     pairs = zip(Shard.all_of(src), Shard.all_of(dst), strict=True)
     copies = tuple(copy for one, other in pairs if (copy := _copy(one, other)))
+    for copy in copies:
+        _check_row(copy)
     return Copies(copies, dst.num_layers, _whole(src, dst)) if copies else None
 
 
@@ -247,16 +257,22 @@ def check_on_device(conversion: Conversion, own: PoolLayout) -> None:
     """Raise `LayoutMismatch` unless a device with a pool of `own` can convert so: whole lines, heads of whole steps."""
     if conversion.is_trivial:
         return
-    head_dim = own.page_shape.head_dim
-    if head_dim % HEAD_STEP:
-        raise LayoutMismatch(_not_on_device(f"heads whose sizes are no multiples of {HEAD_STEP}"))
-    if any(pack.head_dim % (head_dim & -head_dim) for pack in conversion.packs):  # what its kernels move at a time
-        raise LayoutMismatch(_not_on_device("pages whose sizes have so little in common"))
-    copies = conversion.copies.regions if conversion.copies is not None else ()
+    copies = conversion.copies.all if conversion.copies is not None else ()
+    _check_packs([copy.pack for copy in copies if copy.pack is not None], own.page_shape.head_dim)
     sent = (nbytes for copy in copies for nbytes in (copy.dst, copy.layer_nbytes))
     landed = (parts.num_rows * parts.head_nbytes for parts in conversion.parts)
     if any(nbytes % LINE_NBYTES for nbytes in (*sent, *landed)):
         raise LayoutMismatch(_not_on_device(f"parts of pages that are no multiples of {LINE_NBYTES} bytes"))
+
+
+def _check_packs(packs: Sequence[PagePack], head_dim: int) -> None:
+    """Raise `LayoutMismatch` for what kernels, compiled for heads of multiples of `head_dim`, can't pack."""
+    if head_dim % HEAD_STEP:
+        raise LayoutMismatch(_not_on_device(f"heads whose sizes are no multiples of {HEAD_STEP}"))
+    if any(pack.head_dim % (head_dim & -head_dim) for pack in packs):  # what they move at a time
+        raise LayoutMismatch(_not_on_device("pages whose sizes have so little in common"))
+    if any(pack.dst_page_size // pack.src_page_size + 3 > PACK_ENTRIES for pack in packs):  # wherever the first begins
+        raise LayoutMismatch(_not_on_device("such small pages into such large ones"))
 
 
 def _not_on_device(what: str) -> str:
@@ -270,6 +286,14 @@ def _check_words(shard: Shard) -> None:
         raise LayoutMismatch(
             f"pages of {shard.page_size} tokens, {region.head_dim} {region.dtype} a head, can't be converted: "
             f"a layer of a head must be a multiple of {_WORD_NBYTES} bytes; use larger pages"
+        )
+
+
+def _check_row(copy: Copy) -> None:
+    if copy.pack is not None and math.lcm(copy.pack.row_nbytes, LINE_NBYTES) > MESSAGE_NBYTES:
+        raise LayoutMismatch(
+            f"a token of {copy.pack.row_nbytes} bytes in one layer can't be converted: a message holds "
+            f"{MESSAGE_NBYTES}; give both workers the same --tp, --page-size and --kv-cache-dtype, or a larger --tp"
         )
 
 
@@ -289,12 +313,16 @@ def _copy(src: Shard, dst: Shard) -> Copy | None:
 
 
 def _whole(src: PoolLayout, dst: PoolLayout) -> Copy | None:
-    """How the bytes of pages go to pages of any other size, in order: in units of which both have a whole number."""
+    """How the bytes of pages go to pages of any other size, in order: in rows of which both have a whole number.
+
+    A row is a power of two, so it is whole lines, and whole steps of a device's kernels, wherever the pages are.
+    """
     if (src.rank, src.num_ranks) != (dst.rank, dst.num_ranks):
         return None
     if src.page_nbytes == dst.page_nbytes:
         return Copy(None, (0,), 0, 0, dst.page_nbytes)
-    unit, dtype = math.gcd(src.page_nbytes, dst.page_nbytes), src.regions[0].dtype
+    common, dtype = math.gcd(src.page_nbytes, dst.page_nbytes), src.regions[0].dtype
+    unit = min(common & -common, _BYTES_ROW_NBYTES)
     pack = PagePack(
         num_layers=1,
         head_dim=unit // DTYPE_NBYTES[dtype],

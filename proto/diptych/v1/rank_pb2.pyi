@@ -100,7 +100,7 @@ class Meeting(_message.Message):
     def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class RankEntry(_message.Message):
-    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack", "finish_saves", "draft", "prepare", "forget", "place_adapter", "remove_adapter", "switch_weights", "switch_back", "drop_weights", "release_weights", "put_row", "open_files", "keep", "load", "forget_pages", "meet", "round")
+    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack", "finish_saves", "draft", "prepare", "forget", "place_adapter", "remove_adapter", "switch_weights", "switch_back", "drop_weights", "release_weights", "put_row", "open_files", "keep", "load", "forget_pages", "meet", "round", "open_store", "offer", "load_runs", "forget_runs")
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     DISCONNECT_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,10 @@ class RankEntry(_message.Message):
     FORGET_PAGES_FIELD_NUMBER: _ClassVar[int]
     MEET_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    OPEN_STORE_FIELD_NUMBER: _ClassVar[int]
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    LOAD_RUNS_FIELD_NUMBER: _ClassVar[int]
+    FORGET_RUNS_FIELD_NUMBER: _ClassVar[int]
     step: Step
     connect: ConnectPeer
     disconnect: int
@@ -159,7 +163,11 @@ class RankEntry(_message.Message):
     forget_pages: bytes
     meet: Meeting
     round: CommonRound
-    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ..., prepare: _Optional[_Union[RankTask, _Mapping]] = ..., forget: _Optional[int] = ..., place_adapter: _Optional[_Union[PlaceAdapter, _Mapping]] = ..., remove_adapter: _Optional[int] = ..., switch_weights: _Optional[bool] = ..., switch_back: _Optional[bool] = ..., drop_weights: _Optional[bool] = ..., release_weights: _Optional[bool] = ..., put_row: _Optional[_Union[HiddenRow, _Mapping]] = ..., open_files: _Optional[int] = ..., keep: _Optional[_Union[KeepPages, _Mapping]] = ..., load: _Optional[_Union[LoadPages, _Mapping]] = ..., forget_pages: _Optional[bytes] = ..., meet: _Optional[_Union[Meeting, _Mapping]] = ..., round: _Optional[_Union[CommonRound, _Mapping]] = ...) -> None: ...
+    open_store: OpenStore
+    offer: KeepPages
+    load_runs: LoadRuns
+    forget_runs: ForgetRuns
+    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ..., prepare: _Optional[_Union[RankTask, _Mapping]] = ..., forget: _Optional[int] = ..., place_adapter: _Optional[_Union[PlaceAdapter, _Mapping]] = ..., remove_adapter: _Optional[int] = ..., switch_weights: _Optional[bool] = ..., switch_back: _Optional[bool] = ..., drop_weights: _Optional[bool] = ..., release_weights: _Optional[bool] = ..., put_row: _Optional[_Union[HiddenRow, _Mapping]] = ..., open_files: _Optional[int] = ..., keep: _Optional[_Union[KeepPages, _Mapping]] = ..., load: _Optional[_Union[LoadPages, _Mapping]] = ..., forget_pages: _Optional[bytes] = ..., meet: _Optional[_Union[Meeting, _Mapping]] = ..., round: _Optional[_Union[CommonRound, _Mapping]] = ..., open_store: _Optional[_Union[OpenStore, _Mapping]] = ..., offer: _Optional[_Union[KeepPages, _Mapping]] = ..., load_runs: _Optional[_Union[LoadRuns, _Mapping]] = ..., forget_runs: _Optional[_Union[ForgetRuns, _Mapping]] = ...) -> None: ...
 
 class CommonRound(_message.Message):
     __slots__ = ("num_tokens", "num_picked", "is_without_us")
@@ -403,6 +411,42 @@ class LoadPages(_message.Message):
     pages: bytes
     def __init__(self, number: _Optional[int] = ..., ids: _Optional[bytes] = ..., pages: _Optional[bytes] = ...) -> None: ...
 
+class OpenStore(_message.Message):
+    __slots__ = ("terms", "run_pages")
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    RUN_PAGES_FIELD_NUMBER: _ClassVar[int]
+    terms: bytes
+    run_pages: int
+    def __init__(self, terms: _Optional[bytes] = ..., run_pages: _Optional[int] = ...) -> None: ...
+
+class LoadRuns(_message.Message):
+    __slots__ = ("number", "ids", "pages", "runs")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    ids: bytes
+    pages: bytes
+    runs: _containers.RepeatedCompositeFieldContainer[KnownRun]
+    def __init__(self, number: _Optional[int] = ..., ids: _Optional[bytes] = ..., pages: _Optional[bytes] = ..., runs: _Optional[_Iterable[_Union[KnownRun, _Mapping]]] = ...) -> None: ...
+
+class KnownRun(_message.Message):
+    __slots__ = ("first", "ids")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    ids: bytes
+    def __init__(self, first: _Optional[int] = ..., ids: _Optional[bytes] = ...) -> None: ...
+
+class ForgetRuns(_message.Message):
+    __slots__ = ("ids", "last")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    ids: bytes
+    last: bytes
+    def __init__(self, ids: _Optional[bytes] = ..., last: _Optional[bytes] = ...) -> None: ...
+
 class RankAnswer(_message.Message):
     __slots__ = ("engine_metadata", "is_loaded", "is_writer_gone", "is_saved")
     ENGINE_METADATA_FIELD_NUMBER: _ClassVar[int]
@@ -454,16 +498,18 @@ class LinkEnd(_message.Message):
     def __init__(self, peer: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class LoadEnd(_message.Message):
-    __slots__ = ("number", "error", "missing", "corrupt")
+    __slots__ = ("number", "error", "missing", "corrupt", "is_of_store")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     CORRUPT_FIELD_NUMBER: _ClassVar[int]
+    IS_OF_STORE_FIELD_NUMBER: _ClassVar[int]
     number: int
     error: str
     missing: bytes
     corrupt: int
-    def __init__(self, number: _Optional[int] = ..., error: _Optional[str] = ..., missing: _Optional[bytes] = ..., corrupt: _Optional[int] = ...) -> None: ...
+    is_of_store: bool
+    def __init__(self, number: _Optional[int] = ..., error: _Optional[str] = ..., missing: _Optional[bytes] = ..., corrupt: _Optional[int] = ..., is_of_store: _Optional[bool] = ...) -> None: ...
 
 class OperationEnd(_message.Message):
     __slots__ = ("operation", "error", "digest")

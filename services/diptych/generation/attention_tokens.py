@@ -10,7 +10,7 @@ from diptych.common.errors import InvalidRequest
 
 MAX_TOP_K: Final = 32
 MAX_LAYERS: Final = 8
-MAX_ENTRIES: Final = 2**20  # of an output: what is listed of all its tokens and layers
+MAX_ENTRIES: Final = 2**17  # of all outputs of a request: what is listed of all their tokens and layers
 NOBODY: Final = -1  # in place of a position, where there are fewer earlier tokens than are asked for
 
 
@@ -22,16 +22,27 @@ class AttentionWish:
     layers: tuple[int, ...] = ()  # of the model, counted from 0; none: the last that sees all tokens
     window: int = 0  # only the last so many of the earlier tokens are listed; 0: all may be
 
-    def validate(self, max_tokens: int) -> None:
-        """Raise `InvalidRequest`, naming the field, for what is out of range in an output of `max_tokens`."""
+    def most_tokens(self, num_outputs: int) -> int:
+        """Return how long each of so many outputs of a request may be; 0: there are too many of them."""
+        return MAX_ENTRIES // (self._token_entries * num_outputs)
+
+    @property
+    def _token_entries(self) -> int:
+        return self.top_k * max(1, len(self.layers))
+
+    def validate(self, max_tokens: int, num_outputs: int = 1) -> None:
+        """Raise `InvalidRequest`, naming the field, for what is out of range in outputs of `max_tokens`."""
         _check(1 <= self.top_k <= MAX_TOP_K, "top_k_attention", f"must be from 1 to {MAX_TOP_K}, not {self.top_k}")
         num_layers, window = len(self.layers), self.window
         _check(num_layers <= MAX_LAYERS, "attention_layers", f"takes at most {MAX_LAYERS} layers, not {num_layers}")
         _check(num_layers == len(set(self.layers)), "attention_layers", "names a layer twice")
         _check(all(0 <= layer < 2**31 for layer in self.layers), "attention_layers", "are counted from 0")
         _check(0 <= window < 2**31, "attention_window", f"must be 0 (all tokens) or a count, not {window}")
-        entries = max_tokens * self.top_k * max(1, num_layers)
-        words = f"times layers times max_tokens must be at most {MAX_ENTRIES}, not {entries}: ask for fewer"
+        entries = max_tokens * self._token_entries * num_outputs
+        words = (
+            f"times layers, max_tokens and outputs (n, of each prompt) must be at most {MAX_ENTRIES}, "
+            f"not {self.top_k} * {max(1, num_layers)} * {max_tokens} * {num_outputs} = {entries}: ask for fewer"
+        )
         _check(entries <= MAX_ENTRIES, "top_k_attention", words)
 
 

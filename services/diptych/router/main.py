@@ -135,12 +135,14 @@ async def _serve(
         record = _record(config, models[0], router, health.port)
 
         def describe() -> Instance:
+            record.not_ready = router.health.problem
             if exchange is not None:
                 record.load.key_uses.CopyFrom(exchange.told())
             record.declared_version, record.declared = router.reconciler.version
             return record
 
         registration = Registration(config.bootstrap, trust, describe, secret)
+        router.health.add_listener(registration.nudge)
         exchange = KeyExchange(router.callers, watcher, registration.started_unix_ns) if router.callers else None
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(each.run()) for each in (watcher, check, exchange) if each is not None]
@@ -161,7 +163,9 @@ def _pod_check(config: RouterConfig, watcher: MembershipWatcher) -> PodCheck | N
 
 
 def _record(config: RouterConfig, model: ServedModel, router: Router, health_port: int) -> bootstrap_pb2.Instance:
-    """What members hear of this router. Workers are ready once one of the listed routers knows them."""
+    """What members hear of this router. Workers are ready once one of the listed routers knows them, so that its state
+    can't wait for a pair of them: whether there is one is said beside it, by `not_ready`.
+    """
     return bootstrap_pb2.Instance(
         instance_id=router.fleet.router_id,
         role=bootstrap_pb2.ROLE_ROUTER,

@@ -22,7 +22,7 @@ from diptych.router.admission.queue import AdmissionLimits
 from diptych.router.admission.shedder import Shedder
 from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.batches.batches import Batches
-from diptych.router.batches_wiring import new_batches
+from diptych.router.batches_wiring import Watched, new_batches
 from diptych.router.choose.breakers import Breakers
 from diptych.router.choose.explain import Explanations
 from diptych.router.choose.pairing import TEXT_KINDS, VECTOR_KINDS
@@ -183,7 +183,8 @@ def build(
     batches = None
     if config.batch_store:
         serve = LineServer(pipelines, callers).serve
-        batches = new_batches(config, fleet, admission, [each.in_flight for each in served], serve, metrics)
+        watched = [Watched(each.fleet, each.in_flight) for each in served]
+        batches = new_batches(config, pipelines, watched, admission, serve, metrics)
     tracer = _tracer(config, fleet, open_export)
     budget = BodyBudget(BODIES_IN_MEMORY * config.max_body_bytes)
     admins = {each.pipeline: each.adapters for each in served}

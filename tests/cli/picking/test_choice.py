@@ -2,7 +2,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
+from diptych.cli.picking import choice
 from diptych.cli.picking.choice import MAX_ENDPOINTS, Routers
+from diptych.router.choose.pools import uniform
 
 
 def routers(*endpoints: str) -> Routers:
@@ -37,6 +41,19 @@ def test_a_session_stays_however_much_its_router_has_and_others_stay_when_one_go
     found.are(("a:1", "b:1"))
     for name, order in before.items():
         assert found.pick(None, name, "3") == tuple(each for each in order if each != "c:1")
+
+
+@pytest.mark.parametrize("session", ["", "s"])
+def test_a_pick_takes_one_digest_a_router(session: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+
+    def counted(key: str, name: str) -> float:
+        hashed.append(name)
+        return uniform(key, name)
+
+    monkeypatch.setattr(choice, "uniform", counted)
+    routers(*(f"{number}:1" for number in range(60))).pick(None, session, "1")
+    assert len(hashed) == 60
 
 
 def test_only_what_the_gateway_allows_is_picked_and_nobody_if_none_of_it_is_there() -> None:

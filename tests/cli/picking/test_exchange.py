@@ -107,11 +107,23 @@ def test_bodies_are_passed_on_piece_by_piece_in_full_duplex_and_left_alone_else(
         assert answer is not None
         piece = getattr(answer, field).response.body_mutation.streamed_response
         assert (piece.body, piece.end_of_stream) == (body.body, body.end_of_stream)
+    exchange = Exchange(routers("10.0.0.1:8000"), "2")
     modes = {f"{side}_body_mode": BUFFERED}
     exchange.answer(ProcessingRequest(request_headers=HEADERS, protocol_config=ProtocolConfiguration(**modes)))
     answer = exchange.answer(saying(field, HttpBody(body=b"{}")))
     assert answer is not None
     assert not getattr(answer, field).response.HasField("body_mutation")
+
+
+@pytest.mark.parametrize("side", ["request", "response"])
+def test_a_last_piece_that_is_told_twice_is_passed_on_once(side: str) -> None:
+    exchange = Exchange(routers("10.0.0.1:8000"), "1")
+    exchange.answer(ProcessingRequest(request_headers=HEADERS))
+    last = saying(f"{side}_body", HttpBody(body=b"}", end_of_stream=True))
+    assert exchange.answer(last) is not None
+    assert exchange.answer(last) is None
+    other = {"request": "response_body", "response": "request_body"}[side]
+    assert exchange.answer(saying(other, HttpBody(body=b"}", end_of_stream=True))) is not None
 
 
 def test_each_message_is_answered_by_its_own_kind_and_a_later_one_by_nothing() -> None:

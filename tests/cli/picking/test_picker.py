@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +15,10 @@ from google.protobuf.struct_pb2 import Struct
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from diptych.cli.main import main
-from diptych.cli.picking.picker import SERVICE, PickerConfig, build, endpoints, run
+from diptych.cli.picking.certificate import self_made
+from diptych.cli.picking.picker import SERVICE, Picker, PickerConfig, build, endpoints, run
+from diptych.common.errors import ConfigError
+from diptych.common.event_loop import Stop
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import Instance, WatchUpdate
 from diptych.v1.bootstrap_pb2_grpc import BootstrapServicer, add_BootstrapServicer_to_server
@@ -32,8 +37,10 @@ EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
 KEY = "x-gateway-destination-endpoint"
 
 
-def member(number: int, address: str, *, role: Any = bootstrap_pb2.ROLE_ROUTER, state: Any = READY) -> Instance:
-    return Instance(instance_id=number, role=role, address=address, state=state)
+def member(
+    number: int, address: str, *, role: Any = bootstrap_pb2.ROLE_ROUTER, state: Any = READY, not_ready: str = ""
+) -> Instance:
+    return Instance(instance_id=number, role=role, address=address, state=state, not_ready=not_ready)
 
 
 class Lists(BootstrapServicer):
@@ -56,20 +63,28 @@ class Lists(BootstrapServicer):
 
 
 @asynccontextmanager
-async def picking() -> AsyncIterator[tuple[Lists, grpc.aio.Channel]]:
-    bootstrap, lists, stop = grpc.aio.server(), Lists(), asyncio.Event()
+async def leaving(stop: Stop, *, linger_s: float, drain_s: float) -> AsyncIterator[tuple[Lists, grpc.aio.Channel]]:
+    """A picker in plain text, which has ended behind this: it is hurried then."""
+    bootstrap, lists = grpc.aio.server(), Lists()
     add_BootstrapServicer_to_server(lists, bootstrap)
     port = bootstrap.add_insecure_port("127.0.0.1:0")
     await bootstrap.start()
-    serving = build(PickerConfig(bootstrap=(f"127.0.0.1:{port}",), port=0))
-    task = asyncio.create_task(run(serving, stop))
+    serving = build(PickerConfig(bootstrap=(f"127.0.0.1:{port}",), port=0, plain_text=True))
+    task = asyncio.create_task(run(serving, stop, linger_s=linger_s, drain_s=drain_s))
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{serving.port}") as channel:
             yield lists, channel
     finally:
         stop.set()
+        stop.hurry.set()
         await task
         await bootstrap.stop(None)
+
+
+@asynccontextmanager
+async def picking() -> AsyncIterator[tuple[Lists, grpc.aio.Channel]]:
+    async with leaving(Stop(), linger_s=0.0, drain_s=0.0) as parts:
+        yield parts
 
 
 def within_10_s(scene: Callable[[Lists, grpc.aio.Channel], Awaitable[None]]) -> None:
@@ -164,6 +179,100 @@ def test_an_open_request_counts_until_its_stream_ends_and_its_body_comes_back() 
     within_10_s(scene)
 
 
+async def open_stream(channel: grpc.aio.Channel) -> Any:
+    """Return the call of a request that has been sent to a router."""
+    call = called(channel)
+    await call.write(ProcessingRequest(request_headers=HttpHeaders()))
+    assert picked(await call.read())
+    return call
+
+
+async def passes(call: Any, body: bytes, *, is_last: bool = False) -> bool:
+    """Say whether a piece of an answer comes back."""
+    await call.write(ProcessingRequest(response_body=HttpBody(body=body, end_of_stream=is_last)))
+    piece = (await call.read()).response_body.response.body_mutation.streamed_response
+    return (piece.body, piece.end_of_stream) == (body, is_last)
+
+
+def test_one_that_leaves_is_not_ready_and_answers_who_still_comes() -> None:
+    async def scene() -> None:
+        stop = Stop()
+        async with asyncio.timeout(10), leaving(stop, linger_s=60.0, drain_s=60.0) as (lists, channel):
+            lists.tell(member(1, "10.0.0.1:1"))
+            await serving(channel, "readiness", health_pb2.HealthCheckResponse.SERVING)
+            stop.set()
+            await serving(channel, "readiness", health_pb2.HealthCheckResponse.NOT_SERVING)
+            await serving(channel, "liveness", health_pb2.HealthCheckResponse.SERVING)
+            assert picked(await asked(channel)) == "10.0.0.1:8000"
+            lists.tell(member(1, "10.0.0.1:1", state=DRAINING), member(2, "10.0.0.2:1"))
+            await until(channel, lambda endpoints: endpoints == "10.0.0.2:8000")
+
+    asyncio.run(scene())
+
+
+def test_streams_that_run_through_one_that_leaves_come_to_their_end() -> None:
+    async def scene() -> None:
+        stop = Stop()
+        async with asyncio.timeout(10), leaving(stop, linger_s=0.0, drain_s=60.0) as (lists, channel):
+            lists.tell(member(1, "10.0.0.1:1"))
+            await serving(channel, "readiness", health_pb2.HealthCheckResponse.SERVING)
+            call = await open_stream(channel)
+            stop.set()
+            with pytest.raises(grpc.aio.AioRpcError):
+                await until(channel, lambda _: False)
+            assert await passes(call, b"data: 1")
+            assert await passes(call, b"data: [DONE]", is_last=True)
+            await call.done_writing()
+            assert await call.read() is EOF
+            assert await call.code() is grpc.StatusCode.OK
+
+    asyncio.run(scene())
+
+
+def test_a_gateway_is_shown_a_certificate_if_none_is_given() -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command")
+
+    async def scene() -> None:
+        serving = build(PickerConfig(bootstrap=("127.0.0.1:1",), port=0))
+        stop = Stop()
+        task = asyncio.create_task(run(serving, stop, linger_s=0.0, drain_s=0.0))
+        shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", serving.port), timeout=5)
+        credentials = grpc.ssl_channel_credentials(shown.encode())
+        named = [("grpc.ssl_target_name_override", "diptych-picker")]
+        async with grpc.aio.secure_channel(f"127.0.0.1:{serving.port}", credentials, named) as channel:
+            assert (await asked(channel)).immediate_response.status.code == 503
+        stop.set()
+        await task
+
+    asyncio.run(scene())
+
+
+def test_without_a_command_that_makes_one_it_says_what_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match=r"no openssl command .*--cert-file and --key-file, or --plain-text"):
+        self_made()
+
+
+def test_a_router_that_has_no_pair_is_not_picked_beside_one_that_has() -> None:
+    serving, failing = member(1, "10.0.0.1:41"), member(2, "10.0.0.2:41", not_ready="no decode worker is usable")
+    assert endpoints([failing, serving], 8000) == {"10.0.0.1:8000"}
+    of_the_same = member(3, "10.0.0.1:42", not_ready="it starts")
+    assert endpoints([failing, serving, of_the_same, member(4, "10.0.0.4:1")], 8000) == {"10.0.0.4:8000"}
+    assert endpoints([failing], 8000) == {"10.0.0.2:8000"}, "it says why, and starts workers"
+
+
+def test_a_router_that_tells_a_name_is_left_out_and_its_operator_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    instances = [member(1, "10.0.0.1:41"), member(2, "router-7.local:41")]
+    assert endpoints(instances, 8000) == {"10.0.0.1:8000"}
+    picker = Picker(8000)
+    picker.heard(instances)
+    picker.heard(instances)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "router-7.local" in told
+    assert "--advertise-host" in told
+
+
 def test_processes_of_a_router_are_one_endpoint_and_addresses_may_be_of_ipv6() -> None:
     instances = [member(1, "10.0.0.1:41"), member(2, "10.0.0.1:42"), member(3, "[fd00::1]:43")]
     assert endpoints(instances, 8000) == {"10.0.0.1:8000", "[fd00::1]:8000"}
@@ -174,6 +283,8 @@ def test_processes_of_a_router_are_one_endpoint_and_addresses_may_be_of_ipv6() -
     [
         (["--cert-file=a.pem"], "--cert-file and --key-file belong together"),
         (["--endpoint-port=0"], "must be ports"),
+        (["--drain-s=-1"], "must be 0 or more"),
+        (["--plain-text", "--cert-file=a.pem", "--key-file=a.pem"], "--plain-text shows no certificate"),
         (["--cert-file=none.pem", "--key-file=none.pem"], "none.pem can't be read"),
     ],
 )

@@ -21,9 +21,20 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max
 LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 4096, "mscale": 1.0}
 YARN |= {"factor": 40.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
+GLM_4_5: dict[str, Any] = {
+    **{"hidden_size": 5120, "intermediate_size": 12288, "num_hidden_layers": 92, "n_routed_experts": 160},
+    **{"moe_intermediate_size": 1536, "first_k_dense_replace": 3, "head_dim": 128, "attention_bias": True},
+    **{"routed_scaling_factor": 2.5, "use_qk_norm": True},
+}
+GEMMA4: dict[str, Any] = {
+    **{"attention_k_eq_v": True, "head_dim": 256, "global_head_dim": 512, "hidden_size_per_layer_input": 0},
+    **{"sliding_window": 1024, "max_position_embeddings": 262144, "final_logit_softcapping": 30.0},
+    **{"num_kv_shared_layers": 0, "vocab_size": 262144},
+}
 # by the name that its publisher gave it: the class, and what differs from the class's defaults
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "DeepSeek-V3": ("DeepseekV3", {"rope_parameters": YARN, "max_position_embeddings": 163840}),
+    "DeepSeek-R1": ("DeepseekV3", {"rope_parameters": YARN, "max_position_embeddings": 163840}),  # key by key V3's
     "DeepSeek-V3.2": ("DeepseekV32", {"rope_parameters": YARN}),
     "GLM-5": ("GlmMoeDsa", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
     "Kimi-K2": (
@@ -34,12 +45,8 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         | {"max_position_embeddings": 131072},
     ),
     "GLM-4.7-Flash": ("Glm4MoeLite", {}),
-    "GLM-4.5": (
-        "Glm4Moe",
-        {"hidden_size": 5120, "intermediate_size": 12288, "num_hidden_layers": 92, "n_routed_experts": 160}
-        | {"moe_intermediate_size": 1536, "first_k_dense_replace": 3, "head_dim": 128, "attention_bias": True}
-        | {"routed_scaling_factor": 2.5, "use_qk_norm": True},
-    ),
+    "GLM-4.5": ("Glm4Moe", GLM_4_5),
+    "GLM-4.6": ("Glm4Moe", GLM_4_5 | {"max_position_embeddings": 202752}),
     "GLM-4.5-Air": ("Glm4Moe", {"head_dim": 128, "attention_bias": True}),
     "MiniMax-M2": ("MiniMaxM2", {"rotary_dim": 64}),
     "Qwen2-57B-A14B": (
@@ -76,6 +83,19 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 168, "sliding_window": 1024}
         | {"vocab_size": 262208},
     ),
+    "Gemma-4-31B": (
+        "Gemma4Text",
+        GEMMA4
+        | {"hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 60, "num_attention_heads": 32}
+        | {"num_key_value_heads": 16, "num_global_key_value_heads": 4},
+    ),
+    "Gemma-4-26B-A4B": (
+        "Gemma4Text",
+        GEMMA4
+        | {"hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30, "num_attention_heads": 16}
+        | {"num_key_value_heads": 8, "num_global_key_value_heads": 2, "enable_moe_block": True}
+        | {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704},
+    ),
     "Gemma 4, as transformers makes it of nothing": ("Gemma4Text", {}),
     "gpt-oss-120b": ("GptOss", {}),
     "Mistral-Small-4": ("Mistral4", {}),
@@ -110,11 +130,13 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
 # billions that a token meets, embeddings included, and KiB of keys and values a token
 KNOWN = {
     "DeepSeek-V3": (37.6, 68.625),
+    "DeepSeek-R1": (37.6, 68.625),
     "DeepSeek-V3.2": (38.4, 83.875),
     "GLM-5": (41.8, 107.25),
     "Kimi-K2": (32.9, 68.625),
     "GLM-4.7-Flash": (3.9, 52.875),
     "GLM-4.5": (33.6, 368),
+    "GLM-4.6": (33.6, 368),
     "GLM-4.5-Air": (13.4, 184),
     "MiniMax-M2": (11.0, 248),
     "Qwen2-57B-A14B": (14.2, 56),
@@ -124,6 +146,8 @@ KNOWN = {
     "Llama-4-Scout": (17.2, 192),
     "Llama-4-Maverick": (17.2, 192),
     "Gemma-3-27B": (27.0, 496),
+    "Gemma-4-31B": (30.7, 880),
+    "Gemma-4-26B-A4B": (3.8, 220),
     "Gemma 4, as transformers makes it of nothing": (5.08, 140),
     "gpt-oss-120b": (5.7, 72),
     "Mistral-Small-4": (6.63, 22.5),

@@ -58,6 +58,12 @@ def test_snapshots_stand_behind_what_others_may_have_and_before_the_end(
     assert cuts(request, begun, parting, PAGE) == expected
 
 
+def test_with_a_store_one_more_stands_behind_the_last_run_before_each() -> None:
+    request = new_request(1, np.arange(45), SamplingParams(max_tokens=1))
+    assert cuts(request, 0, 20, PAGE, run_tokens=16) == (16, 20, 32, 44)
+    assert cuts(request, 36, 36, PAGE, run_tokens=16) == (44,), "not where the request has begun further on"
+
+
 def test_a_prompt_begins_behind_the_longest_text_that_has_a_state() -> None:
     cache, tokens = new_cache(), list(range(30))
     compute(cache, tokens)

@@ -9,13 +9,13 @@ import pytest
 
 from diptych.common.arrays import I64
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.cache.turns import FEWEST, LEARNED, MAX_ENDS, UNKNOWN, Turns, age_of, ages_of
+from diptych.engine.cache.turns import LEARNED, MAX_ENDS, UNKNOWN, Turns, age_of, ages_of
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.request import new_request
 from diptych.generation.sampling_params import SamplingParams
 
-PAGE, PER_STATE = 64, 3
+PAGE, PER_STATE, MANY, NUM_EACH = 64, 3, 512, 160
 SOON, LATE = 100, 3000  # pages, after which conversations of two sorts go on
 ONE = SamplingParams(max_tokens=1)
 NOBODY = Holders([], [], [])
@@ -72,7 +72,7 @@ def test_ages_of_many_are_those_of_each() -> None:
 def taught() -> Turns:
     """Eight of ten short prompts go on, soon; two of ten long ones do, late."""
     turns, now, due = Turns(PAGE), 0, dict[int, list[int]]()
-    for each in range(2 * FEWEST):
+    for each in range(2 * MANY):
         now += 10
         is_short = each % 2 == 0
         names = [each * 1000 + i + 1 for i in range(4 if is_short else 64)]
@@ -103,11 +103,13 @@ def test_a_kind_that_was_never_seen_is_taken_for_any() -> None:
     assert turns.index((2, 9), 5) == turns.index(UNKNOWN, 5)
 
 
-def test_few_prompts_teach_nothing() -> None:
+def test_the_first_prompts_already_teach() -> None:
     turns = Turns(PAGE)
-    for each in range(FEWEST - LEARNED):
+    for each in range(1, LEARNED):
         turns.note([each], each)
     assert not turns.is_known
+    turns.note([LEARNED], LEARNED)
+    assert turns.is_known
 
 
 def new_cache(page_size: int, num_pages: int, policy: EvictionPolicy = "lru") -> KvCache:
@@ -137,7 +139,7 @@ def compute(cache: KvCache, tokens: I64) -> int:
 def found_again(policy: EvictionPolicy) -> list[int]:
     """Long prompts come once; short ones come back, when more came meanwhile than the pool can hold."""
     cache, away, found = new_cache(PAGE, 400, policy), list[I64](), list[int]()
-    for each in range(FEWEST):
+    for each in range(NUM_EACH):
         long = np.arange(1_000_000 * each, 1_000_000 * each + 80 * PAGE)
         compute(cache, long)
         away.append(long[: 10 * PAGE + 1] + 500_000)
@@ -151,7 +153,7 @@ def found_again(policy: EvictionPolicy) -> list[int]:
 
 def test_conversations_that_go_on_stay_though_others_were_used_later() -> None:
     found = found_again("lru")
-    assert max(found[:100]) == 0
+    assert max(found[: LEARNED // 4]) == 0
     assert min(found[-100:]) == 10 * PAGE
 
 
@@ -162,13 +164,13 @@ def test_what_is_used_often_stays_by_lfu_whatever_was_learned() -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_page_is_lost_where_texts_are_chosen_by_what_was_learned(seed: int) -> None:
     rng, cache, texts = random.Random(seed), new_cache(4, 150), list[list[int]]()
-    for each in range(FEWEST + 300):
+    for each in range(MANY):
         if not texts or rng.random() < 0.4:
             text = [rng.randrange(3), *[each * 100 + i for i in range(rng.randint(4, 80))]]
         else:
             text = rng.choice(texts[-12:])[: rng.randint(4, 90)] + [each * 100 + i for i in range(rng.randint(1, 30))]
         texts.append(text)
         compute(cache, np.array(text))
-        if each > FEWEST:
+        if each > MANY // 2:
             assert cache.audit(NOBODY) == []
     assert cache.tree.turns.is_known

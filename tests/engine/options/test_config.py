@@ -111,7 +111,6 @@ def test_fewer_loaded_adapters_than_slots_are_refused_and_some_without_a_slot(ch
         ({"shared_cache": "redis://kv", "shared_cache_mib": 64}, "maxmemory-policy allkeys-lru"),
         ({"shared_cache": "s3://kv/a", "shared_cache_mib": 64}, "give the bucket a lifecycle rule"),
         ({"shared_cache_mib": 64}, "--shared-cache-mib needs --shared-cache"),
-        ({"shared_cache": "s3://kv/a", "tp": 2}, "--shared-cache needs --tp 1"),
     ],
 )
 def test_what_outlives_a_process_has_a_place_and_a_size(options: dict[str, Any], words: str) -> None:

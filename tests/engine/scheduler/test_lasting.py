@@ -14,6 +14,7 @@ from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.cache.host_tier import NO_COPIER
 from diptych.engine.options.config import EngineOptions
+from diptych.engine.scheduler import lasting
 from diptych.engine.scheduler.lasting import open_lasting_tiers
 from diptych.engine.scheduler.terms import file_terms, store_terms
 from diptych.engine.tensor_parallel.group import SingleRank
@@ -29,12 +30,15 @@ def opened(folder: Path, **changes: Any) -> None:
     open_lasting_tiers(open_model(str(folder)), LAYOUT, hardware, NO_COPIER, SingleRank())
 
 
-def test_gpus_and_states_are_refused(tiny_folder: Path, tiny_recurrent_folder: Path) -> None:
+def test_gpus_and_what_is_too_large_for_an_object_are_refused(
+    tiny_folder: Path, tiny_recurrent_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match="--shared-cache keeps pages of CPUs only"):
         opened(tiny_folder, device="cuda")
     with pytest.raises(ConfigError, match="--file-cache-dir keeps pages of CPUs only"):
         opened(tiny_folder, device="cuda", file_cache_dir="kv", file_cache_mib=1)
-    with pytest.raises(ConfigError, match="--shared-cache keeps no states"):
+    monkeypatch.setattr(lasting, "END_NBYTES", 1)
+    with pytest.raises(ConfigError, match="--shared-cache keeps at most 0 MiB behind a text"):
         opened(tiny_recurrent_folder)
 
 

@@ -14,8 +14,8 @@ from tier_scenes import MIB, PAGE_NBYTES, RECORD, SOON_S, page_ids
 
 from diptych.engine.cache.host_tier import NO_COPIER
 from diptych.engine.tensor_parallel.channels import HostChannels
+from diptych.engine.tensor_parallel.parts.ranked_files import RankedFiles, RankFiles
 from diptych.engine.tensor_parallel.rank_log import RankLog, ids_from_bytes, ids_to_bytes
-from diptych.engine.tensor_parallel.ranked_files import RankedFiles, RankFiles
 from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
 from diptych.engine.tiers.file_tier import FileTier
 from diptych.engine.tiers.page_files import PageFiles
@@ -49,7 +49,7 @@ class Ranks:
         return files
 
     def apply(self) -> None:
-        self.other.apply_due(self._nobodys, None, NO_COPIER, self.parts)
+        self.other.apply_due(self._nobodys, None, NO_COPIER, [self.parts])
 
     def save(self) -> None:
         """Have all pages written on both ranks."""

@@ -12,8 +12,8 @@ from diptych.engine.tiers.breaker import FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker
 from diptych.engine.tiers.doorkeeper import LONG_TOKENS, Doorkeeper
 from diptych.engine.tiers.object_room import surplus
 from diptych.engine.tiers.object_store import Entry
-from diptych.engine.tiers.page_format import HEADER_NBYTES, header, is_sound, terms_digest, whose
-from diptych.engine.tiers.runs import WIDTH, RunIndex, RunSearch, run_pages
+from diptych.engine.tiers.page_format import HEADER_NBYTES, header, is_sound, rank_terms, terms_digest, whose
+from diptych.engine.tiers.runs import MOST_ENDS, WIDTH, RunIndex, RunSearch, TextSearch, in_folders, run_pages
 from diptych.engine.tiers.segments import TRAILER_NBYTES, Location, SegmentFormat, SegmentIndex, Table
 
 TERMS = terms_digest({"weights": "a"})
@@ -32,6 +32,13 @@ def test_a_header_is_that_of_its_page_alone() -> None:
     assert not is_sound(found, TERMS, PAGE, DATA[:-1] + b"\0")
     assert whose(found, terms_digest({"weights": "b"}), len(DATA)) is None
     assert whose(found, TERMS, len(DATA) + 1) is None
+
+
+def test_ranks_have_terms_and_folders_of_their_own() -> None:
+    folders = [rank_terms(TERMS, rank).hex() for rank in range(3)]
+    assert folders[0] == TERMS.hex()
+    assert len({*folders}) == 3
+    assert in_folders(f"{folders[0]}/ab/abcd", folders[1:]) == [f"{folder}/ab/abcd" for folder in folders]
 
 
 def test_every_group_of_a_model_has_a_number_of_its_own() -> None:
@@ -146,6 +153,28 @@ def test_a_search_finds_how_many_runs_are_there_in_few_turns(num_runs: int) -> N
             num_turns += 1
         assert search.num_found == num_there
         assert num_turns <= (1 if num_there == 0 else 4)
+
+
+@pytest.mark.parametrize(
+    ("num_runs", "there"), [(3, {1}), (3, {0, 2}), (3, set()), (100, {97, 50}), (100, {75}), (100, {9})]
+)
+def test_a_search_finds_the_last_end_behind_the_runs_that_are_there(num_runs: int, there: set[int]) -> None:
+    search, num_asked = TextSearch(num_runs + 5, range(num_runs + 5)), 0
+    while not search.is_over:
+        asked = search.to_ask()
+        assert len(asked) <= WIDTH
+        num_asked += sum(number >= num_runs + 5 for number in asked)
+        search.tell(
+            [(each, each < num_runs if each < num_runs + 5 else each - num_runs - 5 in there) for each in asked]
+        )
+    assert (search.num_found, search.end) == (num_runs, max(there - {*range(num_runs - MOST_ENDS)}, default=None))
+    assert num_asked <= MOST_ENDS
+
+
+def test_a_text_without_runs_or_ends_is_not_asked_for_ends() -> None:
+    for search in (TextSearch(2, [0, 1]), TextSearch(2, [])):
+        search.tell([(run, not search._ends) for run in search.to_ask()])
+        assert (search.is_over, search.end) == (True, None)
 
 
 def test_an_index_of_runs_forgets_what_is_old_and_what_is_too_much() -> None:

@@ -16,15 +16,18 @@ import pytest
 from odd_store import SOON_S, OddStore
 from tier_scenes import MIB, PAGE, PAGE_NBYTES, RECORD, RUN, TERMS, SharedLife, page_ids
 
-from diptych.engine.cache.page_ids import PageId
+from diptych.engine.cache.page_ids import PageId, groups
 from diptych.engine.tiers import breaker, page_objects, page_writer
 from diptych.engine.tiers.file_tier import FileTier
-from diptych.engine.tiers.object_asker import ObjectAsker
+from diptych.engine.tiers.object_asker import Asked, ObjectAsker
 from diptych.engine.tiers.object_room import Room
 from diptych.engine.tiers.page_files import PageFiles
+from diptych.engine.tiers.page_format import HEADER_NBYTES, whose
 from diptych.engine.tiers.records import Run
 from diptych.engine.tiers.runs import object_name
 from diptych.engine.values.core_report import Holders
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
+from diptych.generation.page_hash import extra_key
 
 TEXT = [*range(1, 46)]  # of 22 pages 20 are whole runs
 WHOLE = (len(TEXT) - 1) // PAGE // RUN * RUN * PAGE
@@ -96,6 +99,99 @@ def test_what_one_worker_has_computed_another_finds_in_whole_runs(new_life: NewL
     assert store.num_writes == NUM_RUNS, "nothing is written twice"
 
 
+BESIDE: dict[str, dict[str, Any]] = {
+    "windows": {"windows": WindowPages(2, 5)},
+    "chunks": {"windows": WindowPages(1, 12, is_chunked=True)},
+    "states": {"pages_per_state": 3},
+}
+of_beside = pytest.mark.parametrize("beside", BESIDE.values(), ids=[*BESIDE])
+
+
+@of_beside
+def test_all_that_lies_beside_a_text_is_found_behind_its_last_run(
+    beside: dict[str, Any], new_life: NewLife, store: OddStore
+) -> None:
+    one_life(new_life(**beside))
+    records = [data[at:] for data in store.runs().values() for at in range(0, len(data), RECORD.record_nbytes)]
+    found = {page_id.group for each in records if (page_id := whose(each[:HEADER_NBYTES], TERMS, PAGE_NBYTES))}
+    assert found == set(groups(beside.get("windows", NO_WINDOWS).num_groups, beside.get("pages_per_state", 0)))
+    second = new_life(**beside)
+    assert found_in(second) == WHOLE
+    num_writes = store.num_writes
+    second.compute(TEXT)
+    second.finish_writes()
+    assert store.num_writes == num_writes, "nothing is written twice"
+
+
+@of_beside
+def test_ends_are_deleted_with_the_runs_before_them_also_by_who_has_forgotten_what_is_there(
+    beside: dict[str, Any], new_life: NewLife, store: OddStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_objects, "MOST_PAGES", 1)
+    life = new_life(**beside)
+    one_life(life)
+    assert len(store.runs()) > NUM_RUNS
+    life.cache.flush()
+    life.finish_writes()
+    assert store.runs() == {}
+
+
+def test_no_end_is_given_where_memory_was_wanted_for_what_windows_do_not_see(
+    new_life: NewLife, store: OddStore
+) -> None:
+    life = new_life(**BESIDE["windows"])
+    one_life(life, num_uses=1)
+    life.cache.pool.uncache(life.cache.tree.windows.pop_spare(100))
+    one_life(life, num_uses=1)
+    assert len(store.runs()) == NUM_RUNS
+
+
+@of_beside
+def test_texts_that_part_leave_an_end_behind_the_last_run_that_they_share(
+    beside: dict[str, Any], new_life: NewLife
+) -> None:
+    one = new_life(**beside)
+    one_life(one)
+    one.compute([*TEXT[:29], *range(100, 116)])  # 14 pages are the same, of which three are whole runs
+    one.finish_writes()
+    other = new_life(**beside)
+    know_the_store(other)
+    request = other.ask([*TEXT[:27], *range(200, 220)])
+    assert request.cached_len == 3 * RUN * PAGE
+    other.expect_right(request)
+    other.cache.drop(request)
+
+
+@of_beside
+@pytest.mark.parametrize("how", ["cut", "flipped", "gone"])
+def test_an_end_that_is_not_what_was_written_is_a_miss_and_goes(
+    how: str, beside: dict[str, Any], new_life: NewLife, store: OddStore
+) -> None:
+    one_life(new_life(**beside))
+    last = page_ids(new_life().request(TEXT).tokens)[WHOLE // PAGE - 1]
+    (name,) = [name for name in store.objects if last.proof.hex() in name and not name.endswith(last.key.hex())]
+    store.objects[name] = damaged(store.objects[name], how)
+    if how == "gone":
+        del store.objects[name]
+    second = new_life(**beside)
+    assert found_in(second) < WHOLE
+    assert (second.shared.counts.read.num_corrupt > 0) == (how != "gone")
+    second.finish_writes()
+    assert name not in store.objects
+    second.compute(TEXT)
+    second.finish_writes()
+    assert found_in(new_life(**beside)) == WHOLE
+
+
+def test_who_has_the_beginning_of_a_text_goes_on_with_windows_that_begin_there(new_life: NewLife) -> None:
+    one_life(new_life(**BESIDE["windows"]))
+    second = new_life(**BESIDE["windows"])
+    know_the_store(second)
+    second.compute(TEXT[: 19 * PAGE])
+    assert found_in(second) == WHOLE
+    assert second.shared.counts.read.num_pages == 1 + 2, "a page of tokens, and its windows"
+
+
 def test_who_has_a_part_of_a_run_reads_the_rest_of_it(new_life: NewLife) -> None:
     one_life(new_life())
     second = new_life()
@@ -134,6 +230,24 @@ def test_nothing_is_shared_across_salts_and_terms(new_life: NewLife, store: OddS
     other = new_life(terms=b"those of another")
     assert found_in(other, b"one") == 0
     assert other.shared.counts.read.num_corrupt > 0
+
+
+def test_an_adapter_and_a_salt_find_their_own_in_files_and_store(new_life: NewLife, tmp_path: Path) -> None:
+    def files(life_pool: Any) -> FileTier:
+        return FileTier(PageFiles(tmp_path, RECORD, MIB, life_pool, life_pool))
+
+    ours = extra_key(b"tenant", "adapter")
+    one = new_life(files=files)
+    one_life(one, extra_key=ours)
+    one.evict_all()
+    one.tiers[0].close()
+    for above in (files, None):
+        life = new_life(files=above)
+        for others in (extra_key(b"tenant", "another"), extra_key(b"other", "adapter"), extra_key(b"tenant", ""), b""):
+            assert found_in(life, others) == 0
+        while above and life.tiers[0].load_s(1) == math.inf:
+            select.select(life.tiers[0].descriptors(), [], [], 0.001)
+        assert found_in(life, ours) == (len(TEXT) - 1) // PAGE * PAGE if above else WHOLE
 
 
 def damaged(data: bytes, how: str) -> bytes:
@@ -347,6 +461,8 @@ def test_what_cannot_be_deleted_is_found_by_nobody_here_and_is_deleted_later(
     life.cache.flush()
     assert found_in(life) == 0
     life.compute(TEXT)
+    while life.objects.writer._queue.pending:  # or it is written behind what is deleted below, as it should be
+        threading.Event().wait(0.001)
     life.evict_pool()
     assert found_in(life) == 0, "nor what is there when it is given again"
     assert len(store.runs()) == NUM_RUNS
@@ -403,7 +519,7 @@ def test_who_asks_for_answers_while_one_is_being_told_waits_for_that(
 
     monkeypatch.setattr(os, "eventfd_write", slow_write)
     asker = ObjectAsker(store, lambda: 0.0)
-    asker.ask(["a"], 0, [PageId(0, 1, 0, bytes(16))], math.inf)
+    asker.ask(Asked(["a"], 0, [PageId(0, 1, 0, bytes(16))]), math.inf)
     assert is_telling.wait(SOON_S)
     with ThreadPoolExecutor(1) as pool:
         heard = pool.submit(asker.answered)

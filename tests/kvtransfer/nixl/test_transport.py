@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from diptych.common.errors import ConfigError
+from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.nixl import agent
 from diptych.kvtransfer.nixl.agent import environment
 
@@ -46,3 +47,17 @@ def test_what_the_user_has_set_stays() -> None:
     assert not present.keys() & wanted.keys()
     assert wanted["UCX_TLS"] == "sysv,posix,cma,self"
     assert "UCX_TLS" not in environment("auto", {})
+
+
+def test_images_of_a_state_have_memory_from_the_first_state_on(
+    make_child_end: Callable[..., Any], link: Callable[[Any, Any], None], has_nixl: None
+) -> None:
+    src, dst = (PoolLayout.kv(16, 2, page_size, 2, 32, "bfloat16") for page_size in (16, 4))
+    left, right = make_child_end("nixl-shm", 1, src), make_child_end("nixl-shm", 2, dst)
+    link(left, right)
+    left.fill(1)
+    assert left.wait_done(left.write(2, [1], [0, 1, 2, 3])).error is None
+    assert left.ask("num_stagings") == 1
+    assert left.wait_done(left.write(2, [2], [4, 5, 6, 7], as_bytes=True)).error is None
+    assert left.ask("num_stagings") == 2
+    assert right.read([4, 5, 6, 7]) == left.read([2])

@@ -315,7 +315,7 @@ def test_a_batch_waits_while_anybody_waits_for_a_first_token(cluster: Cluster, h
         batch = begin(client, lines([{"prompt": "p"}] * 3))
         runner = cluster.router.batches.runner
         cluster.wait_until(lambda: any(work.job.validated_s for work, _ in runner._working.values()))
-        cluster.wait_until(lambda: runner._bench.slots._turn.locked())
+        cluster.wait_until(lambda: runner._bench.slots._turns[0].locked())
         looks = Counter[str]()
         cluster.wait_until(lambda: looks.update("a") or looks["a"] > 20)  # 0.2 s: four looks
         assert len(cluster.prefill().started) == num_started

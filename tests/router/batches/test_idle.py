@@ -48,30 +48,34 @@ def test_each_reason_to_wait_is_enough(busy: Busy, may: bool) -> None:
 
 @dataclass
 class World:
-    unanswered: int = 0
+    unanswered: int = 0  # of model "m"; nobody asks for another
 
-    def busy(self, num_prompts: int) -> Busy:
-        return IDLE._replace(num_unanswered=self.unanswered, num_prompts=num_prompts)
+    def busy(self, fleet: int, num_prompts: int) -> Busy:
+        return IDLE._replace(num_unanswered=0 if fleet else self.unanswered, num_prompts=num_prompts)
+
+    def fleet_of(self, model: str) -> int:
+        return 0 if model == "m" else 1
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 def test_lines_wait_for_others_and_for_each_other_and_begin_as_they_came() -> None:
     async def story() -> list[str]:
         world, told = World(unanswered=1), []
-        slots = Slots(3, world.busy)
+        slots = Slots(3, world.busy, world.fleet_of)
         goes_on = {name: asyncio.Event() for name in "abcd"}
 
         async def line(name: str) -> None:
-            async with slots.slot() as slot:
+            async with slots.slot("m") as slot:
                 told.append(name)
                 await goes_on[name].wait()
                 slot.answered()
                 told.append(name.upper())
                 if name != "d":
                     await asyncio.Event().wait()
-
-        async def settle() -> None:
-            for _ in range(20):
-                await asyncio.sleep(0)
 
         tasks = [asyncio.create_task(line(name)) for name in "abcd"]
         await settle()
@@ -93,7 +97,31 @@ def test_lines_wait_for_others_and_for_each_other_and_begin_as_they_came() -> No
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert slots.num_running == slots._num_prompts == 0
+        assert slots.num_running == slots._num_prompts[0] == 0
         return told
+
+    asyncio.run(story())
+
+
+def test_lines_of_a_model_that_is_busy_keep_those_of_another_neither_from_a_place_nor_from_a_prompt() -> None:
+    async def story() -> None:
+        world, told = World(unanswered=1), []
+        slots = Slots(3, world.busy, world.fleet_of)
+
+        async def line(model: str, name: str) -> None:
+            async with slots.slot(model):
+                told.append(name)
+                await asyncio.Event().wait()
+
+        tasks = [asyncio.create_task(line(name[0], name)) for name in ("m1", "n1", "n2", "n3")]
+        await settle()
+        assert told == ["n1", "n2"], "a prompt for each worker of n, though m1 came first"
+        world.unanswered = 0
+        slots._changed.set()
+        await settle()
+        assert told == ["n1", "n2", "m1"], "prompts are counted by model"
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(story())

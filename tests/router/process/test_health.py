@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from diptych.common.verdicts.probes import Verdict
-from diptych.router.process.health import CUT_OFF_S, STALL_S, RouterHealth
+from diptych.router.process.health import CUT_OFF_S, MAX_PROBLEM_LEN, STALL_S, RouterHealth
 from diptych.v1 import bootstrap_pb2
 
 Cluster = Any
@@ -148,6 +148,23 @@ async def lose_pairs() -> None:
     health.drain()
     assert answers() == Verdict(False, "draining")
     running.cancel()
+
+
+def test_what_members_are_told_of_a_routers_pairs_is_one_line_and_told_when_it_changes() -> None:
+    async def scene() -> None:
+        pairs, told = Pairs(), []
+        health = RouterHealth(pairs)
+        health.add_listener(lambda: told.append(health.problem))
+        assert health.problem == "it starts"
+        running = asyncio.create_task(health.run())
+        await pairs.become("nobody\nis there")
+        await pairs.become("nobody\nis there")
+        await pairs.become(None)
+        await pairs.become("x" * 10_000)
+        running.cancel()
+        assert told == ["nobody is there", "", "x" * MAX_PROBLEM_LEN]
+
+    asyncio.run(scene())
 
 
 def test_the_probe_of_a_routers_service_stays_good_when_its_pairs_are_gone(start_cluster: Any) -> None:

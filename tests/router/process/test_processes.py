@@ -220,6 +220,7 @@ def test_processes_share_ports_and_are_members_of_their_own_and_one_that_freezes
 def assert_each_is_asked_by_the_others(routers: Routers) -> None:
     """For what only it knows."""
     records = {each.instance_id: each for each in routers._members()}
+    assert all("no prefill worker" in each.not_ready for each in records.values()), "members hear that it has no pair"
     ids = sorted(records)
     for own, other in (ids, reversed(ids)):
         others = OtherRouters(Listed(own, records), TrustConfig().trust(), deadline_s=TIMEOUT_S)

@@ -103,11 +103,14 @@ class Engine:
             window=self._options.max_waiting_notes,
             now_ns=now_ns,
         )
-        link = Link(peer, metadata, conversation, self._agent, self._memory, "", now_ns, self._events.push)
+        link = Link(
+            peer, metadata, conversation, self._agent, self._memory, "", now_ns, self._events.push, self._staging
+        )
         self._links[peer] = link
         opened(link)
         try:
-            link.stagings = {pack: self._staging(pack) for pack in packs}
+            for pack in packs:
+                link.stage(pack)
             link.name = self._agent.add(metadata.worker_address)
         except TransferError as error:
             link.is_removed = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -44,10 +44,11 @@ class Link:
     name: str  # of the peer's agent
     began_ns: int
     finish: Callable[[OpDone], None]
+    staging: Callable[[PagePack], Staging]  # for images: links share it
     streams: Streams = field(default_factory=Streams)
     submitted: deque[Operation] = field(default_factory=deque)
     is_accepting: bool = False
-    stagings: Mapping[PagePack, Staging] = field(default_factory=dict)  # for regions that the peer has otherwise
+    stagings: dict[PagePack, Staging] = field(default_factory=dict)  # that the link uses
     in_flight: deque[InFlight] = field(default_factory=deque)
     in_flight_bytes: int = 0
     bytes_sent: int = 0
@@ -62,6 +63,12 @@ class Link:
         """Any thread."""
         return self.streams.queued_bytes + sum(operation.queued_bytes for operation in list(self.submitted))
 
+    def stage(self, pack: PagePack) -> Staging:
+        """Return the memory of such images, which is registered at their first use. Raises `TransferError`."""
+        if pack not in self.stagings:
+            self.stagings[pack] = self.staging(pack)
+        return self.stagings[pack]
+
     def send(self, frame: Frame) -> None:
         self.agent.send(self.name, encode_frame(frame, self.metadata.link_key))
 
@@ -72,7 +79,7 @@ class Link:
             operation = self.submitted.popleft()
             for copy in operation.copies:
                 if copy.pack is not None:
-                    copy.max_pages = self.stagings[copy.pack].max_pages
+                    copy.max_pages = self.stage(copy.pack).max_pages
             self.streams.add(operation)
         if not self.streams:
             return False

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from heapq import nsmallest
 from typing import Final
 
-from diptych.router.choose.pools import choose_pool
+from diptych.router.choose.pools import uniform
 
 MAX_ENDPOINTS: Final = 4  # that are told to a gateway: who fails so many times has other troubles
 
@@ -34,10 +35,9 @@ class Routers:
         """
         allowed = self._there if subset is None else self._there & frozenset(subset)
         key = f"session {session}" if session else request_id
-        order = _hashed(allowed, key)
-        if not session:
-            order.sort(key=self._open.__getitem__)  # keeps the order of those that have as many
-        return tuple(order[:MAX_ENDPOINTS])
+        counts = Counter[str]() if session else self._open
+        ranked = [(counts[each], -uniform(key, each), each) for each in allowed]  # one digest for each of them
+        return tuple(each for _, _, each in nsmallest(MAX_ENDPOINTS, ranked))
 
     def begin(self, endpoint: str) -> None:
         self._open[endpoint] += 1
@@ -49,11 +49,3 @@ class Routers:
 
     def open(self, endpoint: str) -> int:
         return self._open[endpoint]
-
-
-def _hashed(endpoints: Collection[str], key: str) -> list[str]:
-    left, order = dict.fromkeys(endpoints, 1.0), []
-    while (first := choose_pool(left, left, key)) is not None:
-        order.append(first)
-        del left[first]
-    return order

@@ -52,6 +52,7 @@ class Exchange:
         self._request_id = request_id
         self._modes: tuple[int, int] = (FULL_DUPLEX_STREAMED, FULL_DUPLEX_STREAMED)  # which every picker must know
         self._counted = ""  # the endpoint that has this request
+        self._ended: set[str] = set()  # bodies passed on: Envoy may tell a last piece twice (its issue 46237)
 
     def answer(self, request: ProcessingRequest) -> ProcessingResponse | None:
         """Return what to say to a message; None: nothing."""
@@ -66,21 +67,31 @@ class Exchange:
         self._count("")
 
     def _respond(self, request: ProcessingRequest) -> ProcessingResponse | None:
-        match request.WhichOneof("request"):
+        match kind := request.WhichOneof("request"):
+            case _ if kind in self._ended:
+                return None
             case "request_headers":
                 return self._pick(request)
             case "response_headers":
                 self._note_who_served(request)
                 return ProcessingResponse(response_headers=HeadersResponse(response=CommonResponse()))
             case "request_body":
-                return ProcessingResponse(request_body=_passed_on(request.request_body, self._modes[0]))
+                return ProcessingResponse(request_body=self._pass_on(kind, request.request_body, self._modes[0]))
             case "response_body":
-                return ProcessingResponse(response_body=_passed_on(request.response_body, self._modes[1]))
+                return ProcessingResponse(response_body=self._pass_on(kind, request.response_body, self._modes[1]))
             case "request_trailers":
                 return ProcessingResponse(request_trailers=TrailersResponse())
             case "response_trailers":
                 return ProcessingResponse(response_trailers=TrailersResponse())
         return None  # of a later version
+
+    def _pass_on(self, kind: str, body: HttpBody, mode: int) -> BodyResponse:
+        if mode != FULL_DUPLEX_STREAMED:
+            return BodyResponse(response=CommonResponse())  # the gateway has kept it
+        if body.end_of_stream:
+            self._ended.add(kind)
+        piece = StreamedBodyResponse(body=body.body, end_of_stream=body.end_of_stream)
+        return BodyResponse(response=CommonResponse(body_mutation=BodyMutation(streamed_response=piece)))
 
     def _pick(self, request: ProcessingRequest) -> ProcessingResponse:
         session = _header(request.request_headers.headers, SESSION_HEADER)[:MAX_SESSION_LEN]
@@ -121,13 +132,6 @@ def _subset(request: ProcessingRequest) -> Collection[str] | None:
     named = space[SUBSET]
     texts = named if isinstance(named, ListValue) else str(named or "").split(",")
     return {str(each).strip() for each in texts}
-
-
-def _passed_on(body: HttpBody, mode: int) -> BodyResponse:
-    if mode != FULL_DUPLEX_STREAMED:
-        return BodyResponse(response=CommonResponse())  # the gateway has kept it
-    piece = StreamedBodyResponse(body=body.body, end_of_stream=body.end_of_stream)
-    return BodyResponse(response=CommonResponse(body_mutation=BodyMutation(streamed_response=piece)))
 
 
 def _destination(endpoints: str) -> ProcessingResponse:

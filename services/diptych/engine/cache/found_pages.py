@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from diptych.common.arrays import I64
+from diptych.engine.cache.beside import Beside
 from diptych.engine.cache.page_ids import FIRST_STATE_PART, FIRST_WINDOW, TOKENS, PageId, chain_proofs
 from diptych.engine.cache.tier import Tier
 from diptych.engine.cache.tree.radix_node import Found
@@ -17,13 +18,6 @@ class Page(NamedTuple):
     ids: PageId
     windows: tuple[PageId, ...]  # of all groups, or ()
     state: tuple[PageId, ...]  # all parts of the state behind it, or ()
-
-
-class Beside(NamedTuple):
-    """What the pages of a model can have beside them."""
-
-    num_window_groups: int
-    pages_per_state: int
 
 
 def held_pages(
@@ -41,7 +35,7 @@ def held_pages(
         page = PageId(TOKENS, name, parent, proof)
         if not tier.has(page):
             break
-        windows = _all_or_none(tier, page, range(FIRST_WINDOW, FIRST_WINDOW + beside.num_window_groups))
+        windows = _all_or_none(tier, page, range(FIRST_WINDOW, FIRST_WINDOW + beside.windows.num_groups))
         state = _all_or_none(tier, page, range(FIRST_STATE_PART, FIRST_STATE_PART + beside.pages_per_state))
         found.append(Page(page, windows, state))
         parent = name

@@ -24,8 +24,8 @@ from typing import Final
 import numpy as np
 
 from diptych.common.arrays import I32
+from diptych.engine.cache.beside import Beside
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
-from diptych.engine.cache.found_pages import Beside
 from diptych.engine.cache.request_windows import RequestWindows
 from diptych.engine.cache.return_times import ReturnTimes
 from diptych.engine.cache.sessions import Sessions
@@ -88,9 +88,8 @@ class KvCache:
     ) -> None:
         """`pages_per_state`: of recurrent layers; 0: there are none. `pin_share`: of the pool, see `sessions`.
 
-        `store`: below all tiers; of models that have nothing beside pages of tokens.
+        `store`: below all tiers.
         """
-        assert store is None or not (windows.num_groups or pages_per_state), "a store keeps pages of tokens alone"
         reload_share = RELOAD_SHARE if tiers else 1.0
         tiers = tiers if store is None else (*tiers, store)
         self.page_size = page_size
@@ -114,7 +113,7 @@ class KvCache:
         self._duplicates: list[Pages] = []  # of shared pages, still read by steps or transfers
         self.pages_per_state = pages_per_state
         self.windows = windows
-        beside = Beside(windows.num_groups, pages_per_state)
+        beside = Beside(windows, pages_per_state, page_size)
         self._lower = SharedTiers(self.tree, tiers, store, page_size, beside, self._make_room)
         fitting = windows.fitting(self.pool.capacity - NUM_STATES * pages_per_state, page_size)
         width = min(self.pages_for(max_tokens_per_request), fitting)
@@ -397,13 +396,13 @@ class KvCache:
         """Give the request's pages back, keeping what is computed as a cached prefix."""
         insertion = self._hand_over(request, request.computed_len)
         self.tree.use(insertion.node)
-        self._lower.offer(insertion.node)
         self.sessions.ended(request, insertion.node, self.tree.now_s)
         self.pool.release(insertion.duplicate)
         self.pool.release(self.pages_of(request)[insertion.node.end :].copy())
         if self.windows.num_groups:
             self.pool.release(self._windows.hand_over(request, insertion.node))
             self.pool.release(self._windows.own(request).ravel())
+        self._lower.offer(insertion.node)
         for snapshot in request.snapshots:
             self.pool.release(snapshot.pages)
         self._detach(request)
@@ -609,7 +608,7 @@ class KvCache:
             if match.lower_nodes:
                 self._begin_reading(request, match)
             request.state_from = NO_PAGES if match.node.state is None else match.node.state
-            request.cuts = cuts(request, request.cached_len, match.parting, self.page_size)
+            request.cuts = cuts(request, request.cached_len, match.parting, self.page_size, self._lower.run_tokens)
             if request.kind == UNKNOWN and not request.num_output_tokens:  # who was retracted is no further turn
                 num_pages = (request.num_tokens - 1) // self.page_size
                 request.kind = self.tree.note_prompt(page_names(request, self.page_size)[:num_pages])

@@ -11,14 +11,16 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from diptych.engine.cache.found_pages import Beside, claimed, held_pages, num_ids, runs_of
-from diptych.engine.cache.page_ids import TOKENS, PageId, chain_proofs
+from diptych.engine.cache.beside import Beside
+from diptych.engine.cache.found_pages import claimed, held_pages, num_ids, runs_of
+from diptych.engine.cache.page_ids import NOBODYS, TOKENS, PageId, chain_proofs
 from diptych.engine.cache.tier import POOL, Lookup, Store, Tier
 from diptych.engine.cache.tree.node_ids import end_of, ids_of
 from diptych.engine.cache.tree.radix import RadixTree
 from diptych.engine.cache.tree.radix_node import Match, Node, joined
 from diptych.engine.cache.worth_loading import worth_loading
 from diptych.engine.values.request import Request, page_names
+from diptych.kvtransfer.ownership import Pages
 
 ComputeSeconds = Callable[[int, int], float]  # what computing the tokens between two counts of a prompt takes
 ASKING_SHARE: Final = 0.03  # of the time that a prompt is computed in, for which it waits to know what a store has
@@ -46,6 +48,11 @@ class SharedTiers:
         self._beside = beside
         self._make_room = make_room
 
+    @property
+    def run_tokens(self) -> int:
+        """Tokens of a run of the store; 0: there is none."""
+        return 0 if self._store is None else self._store.run_pages * self._page_size
+
     def look_up(self, request: Request, compute_s: ComputeSeconds) -> Lookup | None:
         """Return what a request should wait for before it is matched, as its text is asked for; None: nothing."""
         if self._store is None:
@@ -65,7 +72,14 @@ class SharedTiers:
         parent, proof = end_of(node, self._page_size, extra_key)
         proofs = chain_proofs(proof, tokens[first * self._page_size :], self._page_size)
         ids = [PageId(TOKENS, *each) for each in zip(names, itertools.chain([parent], names), proofs, strict=False)]
-        return store.look_up(first, ids, self._tree.now_s + patience_s)
+        return store.look_up(first, ids, self._tree.now_s + patience_s, self._seen_from(node))
+
+    def _seen_from(self, node: Node) -> Sequence[PageId]:
+        """Return the pages of tokens up to the end of `node` that layers with a window see from there."""
+        num_pages = node.end - self._beside.first(node.end)
+        steps = itertools.takewhile(lambda step: step.end > node.end - num_pages, node.path())
+        ids = [page_id for step in [*steps][::-1] for page_id in _token_ids(step, self._page_size)]
+        return ids[len(ids) - num_pages :]
 
     def find(self, request: Request, compute_s: ComputeSeconds) -> None:
         """Add to the tree what shared tiers have of a request's text behind what it has, if any is loaded."""
@@ -121,7 +135,9 @@ class SharedTiers:
                 tier.forget(ids)
         if self._store is not None:
             size = self._store.run_pages
-            self._store.forget_runs(ids, [end for node, of_node in by_node for end in _run_ends(node, of_node, size)])
+            last = [end for node, of_node in by_node for end in _run_ends(node, of_node, size)]
+            beside = [] if self._beside.is_nothing else [*map(self._beside.last, last)]
+            self._store.forget_runs(ids, [*last, *beside])
 
     def offer(self, node: Node) -> None:
         """Give the store what it lacks of the text that ends at `node`, as far as that is worth it.
@@ -134,18 +150,60 @@ class SharedTiers:
         path = _sound(node)
         num_runs = _admitted_end(store, path, self._page_size) // store.run_pages
         names = [name for step in path for name in step.hashes.tolist()] if num_runs else []
-        wanted = [run for run in range(num_runs) if store.lacks(names[(run + 1) * store.run_pages - 1])]
-        if not wanted:
+        wanted = [run for run in range(num_runs) if store.lacks(TOKENS, names[(run + 1) * store.run_pages - 1])]
+        ends = self._ends(store, path, num_runs * store.run_pages, names)
+        if not wanted and not ends:
             return
-        ids = [page_id for step in path for page_id in ids_of(step, self._page_size)[: len(step.pages)]]
+        ids = [page_id for step in path for page_id in _token_ids(step, self._page_size)]
         pages = joined([step.pages for step in path])
         for run in wanted:
             part = slice(run * store.run_pages, (run + 1) * store.run_pages)
             store.offer(pages[part], ids[part])
+        for end in ends:
+            store.offer(
+                self._places_of_end(path, end), self._beside.ids(ids[self._beside.first(end) : end], ids[end - 1])
+            )
+
+    def _ends(self, store: Store, path: Sequence[Node], most: int, names: Sequence[int]) -> list[int]:
+        """Return behind which runs of a path, of its first `most` pages, the store lacks an end that is here.
+
+        States lie where they were made. Of windows it is the last run before each place where texts end or part.
+        """
+        if self._beside.is_nothing:
+            return []
+        size, has_states = store.run_pages, self._beside.pages_per_state > 0
+        places = [step.end for step in path if (step.state is not None if has_states else len(step.children) != 1)]
+        ends = {end if has_states else end // size * size for end in places}
+        group = self._beside.last(NOBODYS).group
+        return [
+            end
+            for end in sorted(ends)
+            if 0 < end <= most
+            and end % size == 0
+            and self._beside.is_needed(end)
+            and store.lacks(group, names[end - 1])
+            if self._tree.windows.are_whole(_up_to(path, end), end)
+        ]
+
+    def _places_of_end(self, path: Sequence[Node], end: int) -> Pages:
+        """Return the pages of the pool that have the end behind the first `end` pages of a path, in their order."""
+        steps = _up_to(path, end)
+        windows = self._tree.windows.between(steps, self._beside.first(end), end).ravel()
+        state = steps[-1].state if self._beside.pages_per_state else None
+        return windows if state is None else joined([windows, state])
 
 
 def level_of(node: Node) -> int:
     return node.level
+
+
+def _token_ids(node: Node, page_size: int) -> Sequence[PageId]:
+    return ids_of(node, page_size)[: len(node.pages)]
+
+
+def _up_to(path: Sequence[Node], end: int) -> Sequence[Node]:
+    """Return the nodes of a path that have its first `end` pages."""
+    return [step for step in path if step.end - len(step.pages) < end]
 
 
 def _run_ends(node: Node, ids: Sequence[PageId], run_pages: int) -> Sequence[PageId]:

@@ -15,11 +15,15 @@ from __future__ import annotations
 from diptych.engine.values.request import Request
 
 
-def cuts(request: Request, begun: int, parting: int, page_size: int) -> tuple[int, ...]:
+def cuts(request: Request, begun: int, parting: int, page_size: int, run_tokens: int = 0) -> tuple[int, ...]:
     """Return after how many tokens to make snapshots, ascending.
 
     The request begins with a state after `begun` tokens, and leaves a cached text after `parting`, 0 if it leaves
-    none. Both are multiples of the page size.
+    none. Both are multiples of the page size. `run_tokens`: of a run of the store that others look into, if there is
+    one: they find states behind whole runs alone, so one is made behind the last run before each place, too.
     """
     last = (request.num_tokens - 1) // page_size * page_size
-    return tuple(sorted({end for end in (parting, last) if begun < end <= last}))
+    ends = {parting, last}
+    if run_tokens:
+        ends |= {end // run_tokens * run_tokens for end in ends}
+    return tuple(sorted(end for end in ends if begun < end <= last))

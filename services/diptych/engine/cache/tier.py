@@ -149,8 +149,9 @@ class Lookup:
 class Store(Tier, Protocol):
     """A tier that many workers fill, and that must be asked what it has.
 
-    It keeps pages in *runs*: of a text the first `run_pages`, the next ones, and so on; never a part of a run. It takes
-    texts that are in the pool, not what is evicted.
+    It keeps pages in *runs*: of a text the first `run_pages`, the next ones, and so on; never a part of a run. Of what
+    lies beside them it keeps *ends*: all that is needed to go on behind a run. It takes texts that are in the pool, not
+    what is evicted.
     """
 
     @property
@@ -161,9 +162,12 @@ class Store(Tier, Protocol):
         """How long an answer takes, as was measured; infinity: that is not known, or it is not asked now."""
         ...
 
-    def look_up(self, first: int, ids: Sequence[PageId], until_s: float) -> Lookup | None:
+    def look_up(
+        self, first: int, ids: Sequence[PageId], until_s: float, before: Sequence[PageId] = ()
+    ) -> Lookup | None:
         """Ask for the pages of a text behind its first ones; None: there is nothing to ask.
 
+        `before`: the pages before them that layers with a window see from there.
         When it is answered, `has` knows.
         """
         ...
@@ -181,12 +185,12 @@ class Store(Tier, Protocol):
         """Whether pages at the end of a text are worth their bytes; as `admits`."""
         ...
 
-    def lacks(self, name: int) -> bool:
-        """Whether the run that ends with the page of this name may not be there yet."""
+    def lacks(self, group: int, name: int) -> bool:
+        """Whether what ends with the page of this group and name may not be there yet."""
         ...
 
     def offer(self, pages: Pages, ids: Sequence[PageId]) -> None:
-        """Give a run that is in these pages of the pool. They are copied on return, or dropped."""
+        """Give a run, or an end, that is in these pages of the pool. They are copied on return, or dropped."""
         ...
 
 

@@ -25,8 +25,7 @@ MAX_TURNS: Final = 2  # that are told apart: the first, and all others
 MAX_ENDS: Final = 4096  # that are remembered
 MEMORY: Final = 4096  # prompts after which what was counted counts a half
 NEW_TOKENS: Final = 512  # no more of them are told apart
-LEARNED: Final = 64  # prompts: so often tables are made anew
-FEWEST: Final = 512  # of fewer prompts nothing is learned
+LEARNED: Final = 64  # prompts: so often tables are made anew, from the first so many on
 PRIOR: Final = 20.0  # prompts of all kinds that count as of each
 NUM_AGES: Final = 96  # quarter octaves of pages
 SMOOTH: Final = np.array([1, 2, 3, 2, 1]) / 9  # over neighbouring ages
@@ -122,7 +121,7 @@ class Turns:
         if self._num_noted % MEMORY == 0:
             for counts in (*self._returns.values(), *self._losses.values()):
                 counts /= 2
-        if self._num_noted % LEARNED == 0 and self._num_noted >= FEWEST:
+        if self._num_noted % LEARNED == 0:
             self._learn(now)
 
     def _not_returned(self, now: int) -> dict[Kind, F64]:

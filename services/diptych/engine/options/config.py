@@ -243,8 +243,6 @@ class EngineOptions:
             check_store(self.shared_cache, self.shared_cache_mib)
         elif self.shared_cache_mib:
             raise ConfigError("--shared-cache-mib needs --shared-cache: the URL of a directory")
-        if self.shared_cache and self.tp > 1:
-            raise ConfigError("--shared-cache needs --tp 1: parts of pages on several ranks are not kept in a store")
 
     def _check_deterministic(self) -> None:
         """Raises `ConfigError` for what adds up in another order when other requests are there."""

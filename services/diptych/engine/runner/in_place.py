@@ -21,7 +21,7 @@ from diptych.common.errors import ConfigError
 from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.matrices.matrix import Matrix
 from diptych.engine.models.matrices.weights import Weights
-from diptych.engine.runner.loaded_model import LoadedModel
+from diptych.engine.runner.loaded_model import LoadedModel, as_kept
 
 
 class PartsInPlace:
@@ -59,7 +59,7 @@ class PartsInPlace:
     def take(self, tensors: Iterable[tuple[str, Stored]]) -> None:
         """Take tensors, cut to this rank's part, by their names in checkpoints. Raises `ConfigError`."""
         with torch.inference_mode():
-            for name, array in tensors:
+            for name, array in as_kept(tensors, self._model.options):
                 self._begin(self._assembly.targets_of(name))
                 for target, weight in self._assembly.add(name, array):
                     self._put(target, weight)

@@ -17,7 +17,7 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.next_layer import SHARED
 from diptych.architectures.placement import Placed
-from diptych.checkpoints.quantization.weight import expanded
+from diptych.checkpoints.quantization.weight import Stored, expanded
 from diptych.checkpoints.source import BlankModel, ModelSource
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.backend import PhasedAttention
@@ -205,6 +205,11 @@ def _taken(source: ModelSource, kv: Tensor, options: ModelOptions, taking: Takin
     return blank if taking.fill(blank.memory()) else None
 
 
+def as_kept(tensors: Iterable[tuple[str, Stored]], options: ModelOptions) -> Iterable[tuple[str, Stored]]:
+    """Return the tensors of a checkpoint in the form that the model keeps them in: as they are stored, or expanded."""
+    return expanded(tensors) if options.quantization == "none" else tensors
+
+
 def load_model(
     source: ModelSource,
     kv: Tensor,
@@ -231,9 +236,8 @@ def load_model(
         kinds = _kinds(part.config.attending, main, kv, options, sinks)
         backend = _choose(kinds, options)
         ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)
-        tensors = expanded(part.tensors) if options.quantization == "none" else part.tensors
         placement = list(part.placement)
-        weights = load(part.config, placement, tensors, ops, dtype, kv.device)
+        weights = load(part.config, placement, as_kept(part.tensors, options), ops, dtype, kv.device)
         weights = weights.beside({name: each for name, each in (shared or {}).items() if not weights.has(name)})
         _fill(sinks, chain(*part.config.attending.layers_by_kind), weights)
         loras = Loras(part.config.num_layers, _adapters_of(part.adapted, options, dtype, kv.device), backend.low_rank)

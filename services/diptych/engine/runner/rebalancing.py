@@ -7,17 +7,18 @@ A layer whose experts move is read from the checkpoint again, in each rank's par
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import torch
 
-from diptych.architectures.placement import Piece
+from diptych.architectures.placement import Piece, Placed
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.source import ChangedModel, ModelSource
 from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.matrices.weights import Assembly, Weights
-from diptych.engine.runner.loaded_model import LoadedModel
+from diptych.engine.runner.loaded_model import LoadedModel, as_kept
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.tensor_parallel.sharing.expert_group import ExpertGroup
 from diptych.engine.values.expert_placement import ExpertPlacement, balanced
@@ -31,14 +32,21 @@ class Rebalancing:
     """One rank takes part in it."""
 
     def __init__(
-        self, model: LoadedModel, source: ModelSource, experts: ExpertGroup, every: int, num_redundant: int
+        self,
+        model: LoadedModel,
+        source: ModelSource,
+        experts: ExpertGroup,
+        every: int,
+        num_redundant: int,
+        on_tensor: Callable[[], None] = lambda: None,
     ) -> None:
-        """`every`: so many rounds; 0: never."""
+        """`every`: so many rounds; 0: never. `on_tensor` is called behind each tensor that was read meanwhile."""
         self._model = model
         self._source = source
         self._experts = experts
         self._every = every
         self._num_redundant = num_redundant
+        self._on_tensor = on_tensor
         self._num_rounds = 0
 
     def before_round(self) -> None:
@@ -59,21 +67,43 @@ class Rebalancing:
             self._move(moved)
 
     def _move(self, moved: Mapping[int, ExpertPlacement]) -> None:
+        """Layer by layer: beside the model lie the matrices of one or two."""
         self._experts.placements.update(moved)
-        model, decoder = self._model, self._model.decoder
-        assert isinstance(decoder, Decoder), "encoders share no experts"
+        model = self._model
         placement = ModelPart.of(self._source, model.communicator).placement
         wanted = [(name, pieces) for name, pieces in placement if _layer_of(pieces) in moved]
+        layers = NewLayers(model, wanted)
         read = SomeTensors(self._source, {name for name, _ in wanted})
-        blueprint = model.blueprint
-        assembly = Assembly(model.config, wanted, blueprint.ops, blueprint.dtype, blueprint.device)
         with torch.inference_mode():
-            found = Weights({}, blueprint.vectors, model.config.norm_offset)
-            for name, array in ModelPart.of(read, model.communicator).tensors:
-                for target, weight in assembly.add(name, array):
-                    found.put(target, weight)
-            for layer in moved:
-                decoder.replace(1 + layer, found.wrapped(model.loras.wrap))
+            for tensor in as_kept(ModelPart.of(read, model.communicator).tensors, model.options):
+                layers.take(*tensor)
+                self._on_tensor()
+
+
+class NewLayers:
+    """Makes layers anew, each as soon as all that it is made of has come. No step may run meanwhile."""
+
+    def __init__(self, model: LoadedModel, placement: Sequence[Placed]) -> None:
+        assert isinstance(model.decoder, Decoder), "encoders share no experts"
+        self._config, self._decoder, self._wrap = model.config, model.decoder, model.loras.wrap
+        made_by = model.blueprint
+        self._vectors = made_by.vectors
+        self._assembly = Assembly(model.config, placement, made_by.ops, made_by.dtype, made_by.device)
+        self._lacking = defaultdict[int, set[str]](set)  # by layer: what has not come
+        for _, pieces in placement:
+            self._lacking[_layer_of(pieces)].update(piece.target for piece in pieces)
+        self._found = {layer: self._weights() for layer in self._lacking}
+
+    def take(self, name: str, tensor: Stored) -> None:
+        for target, weight in self._assembly.add(name, tensor):
+            layer = _layer(target)
+            self._found[layer].put(target, weight)
+            self._lacking[layer].discard(target)
+            if not self._lacking[layer]:
+                self._decoder.replace(1 + layer, self._found.pop(layer).wrapped(self._wrap))
+
+    def _weights(self) -> Weights:
+        return Weights({}, self._vectors, self._config.norm_offset)
 
 
 class SomeTensors(ChangedModel):
@@ -87,6 +117,11 @@ class SomeTensors(ChangedModel):
         return (each for each in self._source.tensors() if each[0] in self._names)
 
 
-def _layer_of(pieces: Iterable[Piece]) -> int | None:
-    first = next(iter(pieces)).target.partition(".")[0]
-    return int(first) if first.isdecimal() else None
+def _layer_of(pieces: Iterable[Piece]) -> int:
+    return _layer(next(iter(pieces)).target)
+
+
+def _layer(target: str) -> int:
+    """Return the layer that a matrix or vector is of, -1 for none."""
+    first = target.partition(".")[0]
+    return int(first) if first.isdecimal() else -1

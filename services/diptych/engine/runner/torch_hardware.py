@@ -127,7 +127,8 @@ class TorchHardware:
         runner = self._loader.load(source, self._kv, layer_listener)
         if self.experts is not None and self.options.rebalance_experts:
             every, redundant = self.options.rebalance_experts, self.options.redundant_experts
-            self._rebalancing = Rebalancing(runner.model, source, self.experts, every, redundant)
+            beat = self._on_tower_layer
+            self._rebalancing = Rebalancing(runner.model, source, self.experts, every, redundant, beat)
         return runner
 
     def in_place(self, runner: Any) -> InPlace[Any]:

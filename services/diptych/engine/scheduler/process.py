@@ -47,7 +47,7 @@ from diptych.engine.scheduler.base import (
 )
 from diptych.engine.scheduler.crash_dump import CrashDump
 from diptych.engine.scheduler.grammar_thread import GrammarThread
-from diptych.engine.scheduler.lasting import open_files
+from diptych.engine.scheduler.lasting import open_rank_tiers
 from diptych.engine.scheduler.lockstep import LockstepRunner, LockstepStepping
 from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
@@ -64,7 +64,6 @@ from diptych.engine.scheduler.weights import Host, Weights, misfit
 from diptych.engine.tensor_parallel.company import HostLead, Lead, NodesLead, joining, reaching
 from diptych.engine.tensor_parallel.rank_model import RankModel
 from diptych.engine.tensor_parallel.rank_tasks import RankTasks
-from diptych.engine.tensor_parallel.ranked_files import RankFiles
 from diptych.engine.tensor_parallel.sharing.step_clock import StepClock
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.tensor_parallel.weight_sets import RankWeights, WeightLoader
@@ -171,9 +170,7 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     copier = open_host_pages(hardware, layout, config.rank)
     if transport is not None:
         worker.answer(rank_pb2.RankAnswer(engine_metadata=transport.metadata()))
-    files = None
-    if hardware.options.file_cache_dir:
-        files = RankFiles(open_files(source, layout, hardware, copier, worker.files_number()))
+    lasting = open_rank_tiers(source, layout, hardware, copier, worker, config.rank)
     loader = loader_of(hardware, config.rank, lambda source: hardware.load(source, lambda: None))
     weights = RankWeights(hardware.options.model, source, loader)
     tasks = RankTasks(channels, config.rank)
@@ -181,10 +178,10 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     worker.report_loaded_model()
     spare_what_stays()
     model = RankModel(weights, adapters, tasks, hardware.begin_round)
-    worker.run(model, RankTransfer(transport, pool) if transport and pool else None, copier, files)
+    worker.run(model, RankTransfer(transport, pool) if transport and pool else None, copier, lasting)
     tasks.close()
-    if files is not None:
-        files.close()
+    for medium in lasting:
+        medium.close()
     copier.close()
     worker.close()
     communicator.close()

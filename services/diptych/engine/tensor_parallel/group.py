@@ -17,6 +17,8 @@ from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.cache.tier import Slots
 from diptych.engine.lora.host import AdapterHost
 from diptych.engine.tensor_parallel.adapters import TensorParallelAdapters
+from diptych.engine.tensor_parallel.parts.ranked_files import RankedFiles
+from diptych.engine.tensor_parallel.parts.ranked_objects import RankedObjects
 from diptych.engine.tensor_parallel.rank_log import (
     NoRanks,
     RankLog,
@@ -26,12 +28,13 @@ from diptych.engine.tensor_parallel.rank_log import (
     step_to_wire,
 )
 from diptych.engine.tensor_parallel.rank_tasks import LeadTasks
-from diptych.engine.tensor_parallel.ranked_files import RankedFiles
 from diptych.engine.tensor_parallel.transfers.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.transfers.transport import TensorParallelTransport
 from diptych.engine.tensor_parallel.weight_sets import RankWeights, TensorParallelWeights, WeightSets
 from diptych.engine.tiers.medium import Medium
 from diptych.engine.tiers.page_files import PageFiles
+from diptych.engine.tiers.page_objects import PageObjects
+from diptych.engine.tiers.shared_tier import RunMedium
 from diptych.engine.values.batch import (
     DraftBatch,
     DraftModel,
@@ -70,6 +73,9 @@ class SingleRank:
 
     def lead_files(self, files: PageFiles) -> Medium:
         return files
+
+    def lead_objects(self, objects: PageObjects) -> RunMedium:
+        return objects
 
     def lead_runner(self, runner: OverlapRunner) -> OverlapRunner:
         return runner
@@ -119,6 +125,10 @@ class LeadRank:
     def lead_files(self, files: PageFiles) -> Medium:
         """Have every rank open its part."""
         return RankedFiles(files, self._log)
+
+    def lead_objects(self, objects: PageObjects) -> RunMedium:
+        """The same of a store."""
+        return RankedObjects(objects, self._log)
 
     def lead_runner(self, runner: OverlapRunner) -> OverlapRunner:
         """Wait until every rank has loaded its part."""

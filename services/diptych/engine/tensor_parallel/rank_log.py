@@ -57,7 +57,8 @@ class RankLog:
         self._task_ends = channels.listen(zmq.PULL, TASKS)
         self._lock = threading.Lock()
         self._restored: list[int] = []  # that nobody has heard of yet
-        self._loaded: list[rank_pb2.LoadEnd] = []
+        self._loaded: list[rank_pb2.LoadEnd] = []  # from files
+        self._loaded_from_store: list[rank_pb2.LoadEnd] = []
 
     def wait_for_ranks(self, within_s: float) -> None:
         """Wait until all are connected. Raises `Unavailable`, which names one that is not."""
@@ -96,10 +97,16 @@ class RankLog:
         ended, self._loaded = self._loaded, []
         return ended
 
+    def loaded_from_store(self) -> list[rank_pb2.LoadEnd]:
+        """Return the same of loads from a store."""
+        self._sort_restores()
+        ended, self._loaded_from_store = self._loaded_from_store, []
+        return ended
+
     def _sort_restores(self) -> None:
         for event in _received(self._restores):
             if event.HasField("loaded"):
-                self._loaded.append(event.loaded)
+                (self._loaded_from_store if event.loaded.is_of_store else self._loaded).append(event.loaded)
             else:
                 self._restored.append(event.restored)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -24,7 +24,6 @@ from diptych.engine.tensor_parallel.rank_log import (
     step_from_wire,
     write_from_wire,
 )
-from diptych.engine.tensor_parallel.ranked_files import RankFiles
 from diptych.engine.tensor_parallel.transfers.fan_out import FanOut
 from diptych.engine.values.batch import DraftModel, ForwardBatch
 from diptych.kvtransfer.errors import TransferError, TransferQueueFull
@@ -61,6 +60,27 @@ class ServedRank(RankRunner, Protocol):
         ...
 
 
+class RankMedium(Protocol):
+    """Keeps a rank's part of pages for longer than a process lives, as rank 0 says."""
+
+    @property
+    def wait_ms(self) -> int | None:
+        """How long it may take until `ended` is called again."""
+        ...
+
+    def apply(self, entry: rank_pb2.RankEntry) -> bool:
+        """Apply an entry that is about this medium; return whether it is."""
+        ...
+
+    def ended(self) -> Sequence[rank_pb2.LoadEnd]:
+        """Return which loads have ended since the last call, and how."""
+        ...
+
+    def descriptors(self) -> Sequence[int]: ...
+
+    def close(self) -> None: ...
+
+
 class TpModelWorker:
     """One rank: its channels to rank 0, and the loop."""
 
@@ -90,6 +110,12 @@ class TpModelWorker:
         assert entry.HasField("meet")
         return entry.meet
 
+    def store(self) -> rank_pb2.OpenStore:
+        """Wait for the next entry where pages are kept in a store; return what rank 0 says of it."""
+        entry = rank_pb2.RankEntry.FromString(self._log.recv())
+        assert entry.HasField("open_store")
+        return entry.open_store
+
     def files_number(self) -> int:
         """Wait for the next entry where pages are kept in files; return the number of their folder."""
         entry = rank_pb2.RankEntry.FromString(self._log.recv())
@@ -101,36 +127,36 @@ class TpModelWorker:
         runner: ServedRank,
         transfer: RankTransfer | None,
         host_pages: PageCopier,
-        files: RankFiles | None = None,
+        lasting: Sequence[RankMedium] = (),
     ) -> None:
-        """Apply entries until the last. `transfer` is None for an engine without peers; `files` where none are kept."""
+        """Apply entries until the last. `transfer` is None without peers; `lasting`: files and a store."""
         poller = zmq.Poller()
         poller.register(self._log, zmq.POLLIN)
         if transfer is not None:
             poller.register(transfer.fileno(), zmq.POLLIN)
-        for descriptor in (*host_pages.descriptors(), *(files.descriptors() if files is not None else ())):
+        for descriptor in (*host_pages.descriptors(), *(one for each in lasting for one in each.descriptors())):
             poller.register(descriptor, zmq.POLLIN)
-        while not self.apply_due(runner, transfer, host_pages, files):
+        while not self.apply_due(runner, transfer, host_pages, lasting):
             if transfer is not None:
                 self.report(transfer)
             self.report_restored(host_pages)
-            if files is not None:
-                self.report_loaded(files)
-            poller.poll(None if files is None else files.wait_ms)
+            for each in lasting:
+                self.report_loaded(each)
+            poller.poll(min((ms for each in lasting if (ms := each.wait_ms) is not None), default=None))
 
     def apply_due(
         self,
         runner: ServedRank,
         transfer: RankTransfer | None,
         host_pages: PageCopier,
-        files: RankFiles | None = None,
+        lasting: Sequence[RankMedium] = (),
     ) -> bool:
         """Apply what is in the log, without waiting; return whether its end was reached."""
         for entry in self._due():
             if entry.HasField("shutdown"):
                 self._channels.end()
                 return True
-            if files is None or not _apply_to_files(entry, files):
+            if not any(each.apply(entry) for each in lasting):
                 self._apply(entry, runner, transfer, host_pages)
         return False
 
@@ -145,9 +171,9 @@ class TpModelWorker:
         for number in host_pages.restored():
             self._restores.send(rank_pb2.RankEvent(rank=self._rank, restored=number).SerializeToString())
 
-    def report_loaded(self, files: RankFiles) -> None:
-        """Tell rank 0 which loads from files have ended here."""
-        for end in files.ended():
+    def report_loaded(self, medium: RankMedium) -> None:
+        """Tell rank 0 which loads from files or a store have ended here."""
+        for end in medium.ended():
             self._restores.send(rank_pb2.RankEvent(rank=self._rank, loaded=end).SerializeToString())
 
     def close(self) -> None:
@@ -192,20 +218,6 @@ class TpModelWorker:
                 answer = transfer.apply(entry)
                 if answer is not None:
                     self.answer(answer)
-
-
-def _apply_to_files(entry: rank_pb2.RankEntry, files: RankFiles) -> bool:
-    """Apply an entry that is about files; return whether it is."""
-    match entry.WhichOneof("entry"):
-        case "keep":
-            files.keep(entry.keep)
-        case "load":
-            files.load(entry.load)
-        case "forget_pages":
-            files.forget(entry.forget_pages)
-        case _:
-            return False
-    return True
 
 
 def _host_copy(copy: rank_pb2.HostCopy) -> tuple[I32, I32]:

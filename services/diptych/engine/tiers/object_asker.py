@@ -9,7 +9,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Final
@@ -17,7 +17,7 @@ from typing import Final
 from diptych.engine.cache.page_ids import PageId
 from diptych.engine.cache.tier import Lookup
 from diptych.engine.tiers.object_store import ObjectStore
-from diptych.engine.tiers.runs import WIDTH, RunSearch
+from diptych.engine.tiers.runs import WIDTH, TextSearch, in_folders
 
 NUM_ASKERS: Final = WIDTH
 MOST_OPEN: Final = 64  # texts that are asked for at once; more are not asked for
@@ -34,15 +34,28 @@ class AskCounts:
     num_failed: int = 0  # texts of which a question failed
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A text of which it is asked what is there."""
+
+    runs: Sequence[str]  # names of objects
+    first: int  # number in the text of the first page
+    ids: Sequence[PageId]  # of the pages of these runs from there on
+    before: Sequence[PageId] = ()  # and of some before it, which ends have, too
+    ends: Mapping[int, str] = field(default_factory=dict)  # names of other objects, behind these runs
+
+    def name(self, number: int) -> str:
+        """Return the name of an object: see `TextSearch`."""
+        return self.runs[number] if number < len(self.runs) else self.ends[number - len(self.runs)]
+
+
 @dataclass(slots=True, eq=False)
 class Question:
     """What is asked of one text, and what is known of it."""
 
-    runs: Sequence[str]  # names of objects
-    first: int  # number in the first run of the first page
-    ids: Sequence[PageId]  # of the pages of these runs
+    asked: Asked
     lookup: Lookup
-    search: RunSearch
+    search: TextSearch
     begun_s: float
     took_s: float = 0.0  # until the last answer came, whoever hears of it when
     error: str = ""
@@ -54,7 +67,9 @@ class Question:
 class ObjectAsker:
     """One thread asks, and hears answers. `close` it."""
 
-    def __init__(self, store: ObjectStore, clock: Callable[[], float]) -> None:
+    def __init__(self, store: ObjectStore, clock: Callable[[], float], other_folders: Sequence[str] = ()) -> None:
+        """`other_folders`: where the objects must be, too, beside the one that is in their names."""
+        self._other_folders = other_folders
         self.counts = AskCounts()
         self.usual_s = 0.0  # of an answer
         self._store = store
@@ -82,8 +97,9 @@ class ObjectAsker:
         """When the oldest question was asked that is not answered; infinity: all are."""
         return next(iter(self._open)).begun_s if self._open else math.inf
 
-    def ask(self, runs: Sequence[str], first: int, ids: Sequence[PageId], until_s: float) -> Lookup:
-        question = Question(runs, first, ids, Lookup(until_s), RunSearch(len(runs)), self._clock())
+    def ask(self, asked: Asked, until_s: float) -> Lookup:
+        search = TextSearch(len(asked.runs), [*asked.ends])
+        question = Question(asked, Lookup(until_s), search, self._clock())
         self.counts.num_lookups += 1
         self._open[question] = None
         with self._lock:
@@ -145,7 +161,8 @@ class ObjectAsker:
         if question.error:
             return False, ""
         try:
-            return self._store.size(question.runs[run]) is not None, ""
+            names = in_folders(question.asked.name(run), self._other_folders)
+            return all(self._store.size(name) is not None for name in names), ""
         except OSError as error:
             return False, str(error)
 

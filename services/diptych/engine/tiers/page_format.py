@@ -57,6 +57,11 @@ def terms_digest(terms: Mapping[str, Any]) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=TERMS_NBYTES).digest()
 
 
+def rank_terms(terms: bytes, rank: int) -> bytes:
+    """Return the digest of the terms of a rank; `terms`: that of rank 0, which say how many ranks there are."""
+    return hashlib.blake2b(terms + rank.to_bytes(4, "little"), digest_size=TERMS_NBYTES).digest() if rank else terms
+
+
 def header(terms: bytes, page_id: PageId, payload: Buffer) -> bytes:
     """Return the header of a page."""
     digest, nbytes = xxhash.xxh3_128_digest(payload), memoryview(payload).nbytes

@@ -1,8 +1,8 @@
 """Pages in the objects of a store, which many workers fill and read. Implements `Medium`.
 
-Each object is a run of a text (see `runs`): records as in files, one behind the other, nothing else. It is written as a
-whole, and never changed: two who write it at once write pages that are worth the same. What is there is asked for when
-a text comes; that is believed for a while, and a load finds out what has gone meanwhile.
+Each object is a run of a text, or an end (see `runs`): records as in files, one behind the other, nothing else. It is
+written as a whole, and never changed: two who write it at once write pages that are worth the same. What is there is
+asked for when a text comes; that is believed for a while, and a load finds out what has gone meanwhile.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import itertools
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
 from diptych.common.arrays import I32
+from diptych.engine.cache.beside import NOTHING_BESIDE, Beside
 from diptych.engine.cache.page_ids import NOBODYS, PageId
 from diptych.engine.cache.tier import Lookup
 from diptych.engine.tiers.medium import MediumCounts
-from diptych.engine.tiers.object_asker import ObjectAsker, Question
+from diptych.engine.tiers.object_asker import AskCounts, Asked, ObjectAsker, Question
 from diptych.engine.tiers.object_room import Room
 from diptych.engine.tiers.object_store import ObjectStore
 from diptych.engine.tiers.page_format import Buffer, PageFormat
@@ -32,7 +33,8 @@ from diptych.kvtransfer.ownership import Pages
 
 NUM_READERS: Final = 8
 READ_S: Final = 5.0  # after which a read counts as hanging
-NUM_BUFFERS: Final = 16  # of runs that wait to be written
+NUM_BUFFERS: Final = 16  # of objects that wait to be written
+BUFFERED_NBYTES: Final = 2**28  # of these, but for two
 MOST_PAGES: Final = 2**17  # that are known to be there
 MOST_NAMES: Final = 2**17  # of runs that were given or found
 KNOWN_S: Final = 600.0  # that these are not given again: then they may have been deleted
@@ -49,10 +51,13 @@ class Objects:
     record: PageFormat
     run_pages: int
     folder: str  # in which they are
+    beside: Beside = NOTHING_BESIDE  # of which ends are
+    other_folders: Sequence[str] = ()  # of other ranks: an object is there if they have theirs
 
     @property
     def nbytes(self) -> int:
-        return self.run_pages * self.record.record_nbytes
+        """Bytes of the largest one."""
+        return max(self.run_pages, self.beside.most_places) * self.record.record_nbytes
 
 
 class PageObjects:
@@ -70,10 +75,10 @@ class PageObjects:
         self.capacity = MOST_PAGES
         self.objects = objects
         self.index = RunIndex(MOST_PAGES)
-        self.asker = ObjectAsker(store, clock)
+        self.asker = ObjectAsker(store, clock, objects.other_folders)
         self._pool = pool
         self._clock = clock
-        self._known: OrderedDict[int, float] = OrderedDict()  # names of last pages of runs, and since when
+        self._known: OrderedDict[tuple[int, int], float] = OrderedDict()  # last pages of objects, and since when
         self._bad: deque[str] = deque()  # objects in which readers have found what is wrong
         self._gone: deque[str] = deque()  # objects that they have not found
         self._written: deque[Sequence[PageId]] = deque()  # runs that the writer has written or found
@@ -90,10 +95,18 @@ class PageObjects:
             objects.record,
             clock,
             _nothing,
-            num_buffers=NUM_BUFFERS,
+            num_buffers=max(2, min(NUM_BUFFERS, BUFFERED_NBYTES // objects.nbytes)),
             buffer_nbytes=objects.nbytes,
         )
         self.reader.measure()
+
+    @property
+    def run_pages(self) -> int:
+        return self.objects.run_pages
+
+    @property
+    def asked(self) -> AskCounts:
+        return self.asker.counts
 
     @property
     def counts(self) -> MediumCounts:
@@ -132,40 +145,63 @@ class PageObjects:
         is_asked = self.is_asked and self.reader.is_measured and not self.asker.is_busy
         return self.asker.usual_s if is_asked else math.inf
 
-    def look_up(self, first: int, ids: Sequence[PageId], until_s: float) -> Lookup | None:
-        """Ask which runs are there that hold these pages, which follow the first ones of a text."""
+    def look_up(
+        self, first: int, ids: Sequence[PageId], until_s: float, before: Sequence[PageId] = ()
+    ) -> Lookup | None:
+        """Ask which runs are there that hold these pages, which follow the first ones of a text, and which end."""
         size = self.objects.run_pages
         wholes = range(size - 1 - first % size, len(ids), size)
-        ends = [*itertools.takewhile(lambda end: not self.writer.is_forgotten(ids[end]), wholes)]
-        runs = [object_name(self.objects.folder, ids[end]) for end in ends]
-        if self._are_known(runs, first % size):
+        last = [*itertools.takewhile(lambda end: not self.writer.is_forgotten(ids[end]), wholes)]
+        runs = [object_name(self.objects.folder, ids[end]) for end in last]
+        ends = self._ends([ids[end] for end in last], first // size)
+        if self._are_known(runs, first % size, ends):
             return None
         self.reader.begin()
-        return self.asker.ask(runs, first % size, ids[: ends[-1] + 1], until_s)
+        return self.asker.ask(Asked(runs, first, ids[: last[-1] + 1], before, ends), until_s)
 
-    def _are_known(self, runs: Sequence[str], first: int) -> bool:
-        """Whether all runs of a text are known to be there, and are found: the first one from page `first` of it on."""
+    def _ends(self, last: Sequence[PageId], num_before: int) -> dict[int, str]:
+        """Return the objects of the ends that may be behind runs, by these; some runs of the text are before them."""
+        beside = self.objects.beside
+        if beside.is_nothing:
+            return {}
+        size = self.objects.run_pages
+        ends = {run: beside.last(page_id) for run, page_id in enumerate(last)}
+        return {
+            run: object_name(self.objects.folder, end)
+            for run, end in ends.items()
+            if beside.is_needed((num_before + run + 1) * size) and not self.writer.is_forgotten(end)
+        }
+
+    def _are_known(self, runs: Sequence[str], first: int, ends: Mapping[int, str]) -> bool:
+        """Whether all runs of a text are known to be there, and are found: the first one from page `first` of it on.
+
+        And an end, if there are some.
+        """
         now_s = self._clock()
-        return all([self.index.refind(run, 0 if number else first, now_s) for number, run in enumerate(runs)])
+        are_known = all([self.index.refind(run, 0 if number else first, now_s) for number, run in enumerate(runs)])
+        return are_known and (not ends or any(self.index.refind(end, 0, now_s) for end in reversed([*ends.values()])))
 
     @property
     def takes_pages(self) -> bool:
         return self.writer.breaker.allows(self._clock())
 
-    def lacks(self, name: int) -> bool:
-        return self._clock() - self._known.get(name, -math.inf) > KNOWN_S
+    def lacks(self, group: int, name: int) -> bool:
+        return self._clock() - self._known.get((group, name), -math.inf) > KNOWN_S
 
-    def offer(self, pages: Pages, ids: Sequence[PageId]) -> None:
-        if self.writer.give_run(ids, [self._pool[page] for page in pages.tolist()]):
-            self._note(ids[-1].name)
+    def offer(self, pages: Pages, ids: Sequence[PageId]) -> bool:
+        """Have an object written that is in these pages; False: it is dropped."""
+        is_given = self.writer.give_run(ids, [self._pool[page] for page in pages.tolist()])
+        if is_given:
+            self._note(ids[-1])
+        return is_given
 
     def forget(self, ids: Sequence[PageId]) -> None:
         self.forget_runs(ids, ids)
 
-    def forget_runs(self, ids: Sequence[PageId], ends: Sequence[PageId]) -> None:
+    def forget_runs(self, ids: Sequence[PageId], ends: Sequence[PageId]) -> Sequence[PageId]:
         """Let nobody find runs that have any of these pages, as far as they are known, nor those that end with `ends`.
 
-        Nor what is asked for now, which may be answered by them.
+        Nor what is asked for now, which may be answered by them. Return the last pages of all that go.
         """
         self.asker.void()
         self.writer.forget(ids, ends)  # first: what it has written before is in the news
@@ -176,6 +212,16 @@ class PageObjects:
         for run in runs:
             self._lose_run(run)
         self._known.clear()
+        return [*ends, *last]
+
+    def runs_of(self, ids: Sequence[PageId]) -> Sequence[tuple[int, Sequence[PageId]]]:
+        """Return what is known of the objects that have these pages: the number of the first page, and the pages."""
+        names = dict.fromkeys(self.index.run_of(page_id) for page_id in ids)
+        return [self.index.known(name) for name in names if name is not None]
+
+    def learn(self, first: int, ids: Sequence[PageId]) -> None:
+        """Somebody knows that an object is there, of which these are the pages from number `first` on."""
+        self.index.add(object_name(self.objects.folder, ids[-1]), first, ids, self._clock() + BELIEVED_S)
 
     def load(self, number: int, ids: Sequence[PageId], pages: Pages) -> None:
         runs, is_whole = self._runs(ids, pages)
@@ -188,16 +234,27 @@ class PageObjects:
             self.reader.end(question.error)
             if not question.is_void:
                 self._believe(question)
-        self._take_news()
-        return self.reader.restored()
+        ended = self.reader.restored()
+        self._take_news()  # then: with all that these have found
+        return ended
 
     def _believe(self, question: Question) -> None:
-        size, until_s = self.objects.run_pages, self._clock() + BELIEVED_S
+        size, until_s, asked = self.objects.run_pages, self._clock() + BELIEVED_S, question.asked
+        first = asked.first % size
         for run in range(question.search.num_found):
-            start, end = max(0, run * size - question.first), (run + 1) * size - question.first
-            ids = question.ids[start:end]
-            self.index.add(question.runs[run], question.first if run == 0 else 0, ids, until_s)
-            self._note(ids[-1].name)
+            ids = asked.ids[max(0, run * size - first) : (run + 1) * size - first]
+            self.index.add(asked.runs[run], first if run == 0 else 0, ids, until_s)
+            self._note(ids[-1])
+        if question.search.end is not None:
+            ids = self._ids_of_end(asked, (asked.first // size + question.search.end + 1) * size)
+            self.index.add(asked.ends[question.search.end], 0, ids, until_s)
+            self._note(ids[-1])
+
+    def _ids_of_end(self, asked: Asked, end: int) -> Sequence[PageId]:
+        """Return the pages of the end behind the first `end` pages of a text."""
+        beside, start = self.objects.beside, asked.first - len(asked.before)
+        pages = [*asked.before, *asked.ids][: end - start]
+        return beside.ids(pages[beside.first(end) - start :], pages[-1])
 
     def descriptors(self) -> Sequence[int]:
         return (self.reader.fileno(), self.asker.fileno())
@@ -214,7 +271,8 @@ class PageObjects:
         """Take what threads have found out."""
         while self._written:
             ids = self._written.popleft()
-            self.index.add(object_name(self.objects.folder, ids[-1]), 0, ids, self._clock() + BELIEVED_S)
+            if not self.objects.other_folders:  # else it is asked whether these have been written, too
+                self.learn(0, ids)
         while self._gone:
             self._lose_run(self._gone.popleft())
         while self._bad:
@@ -226,12 +284,13 @@ class PageObjects:
 
     def _lose_run(self, run: str | None) -> None:
         if run is not None and (ids := self.index.ids_of(run)):
-            self._known.pop(ids[-1].name, None)
+            self._known.pop((ids[-1].group, ids[-1].name), None)
             self.index.drop(run)
 
-    def _note(self, name: int) -> None:
-        self._known[name] = self._clock()
-        self._known.move_to_end(name)
+    def _note(self, last: PageId) -> None:
+        key = last.group, last.name
+        self._known[key] = self._clock()
+        self._known.move_to_end(key)
         if len(self._known) > MOST_NAMES:
             self._known.popitem(last=False)
 

@@ -3,6 +3,10 @@
 A text is cut in *runs* of as many pages each, from its beginning on, and each whole run is one object, whose name is
 made of the terms and of the key of its last page: the proof of all tokens up to there. So whoever has the tokens knows
 the names of all objects that could help, and nobody keeps a list of them.
+
+What lies beside the pages of tokens is needed behind the last one alone: an *end* is one more object behind a run, with
+the pages that layers with a window see from there, and the state. It is named by its last page, too. Not every run has
+one: it is there where somebody has ended, or parted from another.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from diptych.engine.cache.page_ids import PageId
 RUN_TOKENS: Final = 256
 RUN_NBYTES: Final = 8 * 2**20  # of a run, at most, or one page
 WIDTH: Final = 8  # objects that are asked for at once
+MOST_ENDS: Final = 4 * WIDTH  # that are asked for of a text, the last ones: each turn of a conversation leaves one
 
 
 def run_pages(page_size: int, record_nbytes: int) -> int:
@@ -29,6 +34,12 @@ def object_name(folder: str, last: PageId) -> str:
     """Return the name of the object that holds the run that ends with a page. `folder`: that of the terms."""
     key = last.key.hex()
     return f"{folder}/{key[:2]}/{key}"
+
+
+def in_folders(name: str, others: Sequence[str]) -> list[str]:
+    """Return the name of an object, and those of the same run in other folders."""
+    _, _, end = name.partition("/")
+    return [name, *(f"{folder}/{end}" for folder in others)]
 
 
 class RunSearch:
@@ -55,6 +66,42 @@ class RunSearch:
         """Each of these runs is there, or not."""
         self._end = min([self._end, *(run for run, is_there in answers if not is_there)])
         self.num_found = max([self.num_found, *(run + 1 for run, is_there in answers if is_there and run < self._end)])
+
+
+class TextSearch:
+    """Finds out how many runs of a text are there, and then which end is the last one: `end`, by the run before it.
+
+    What is asked for has numbers: the runs, and behind them the ends.
+    """
+
+    def __init__(self, num_runs: int, ends: Sequence[int]) -> None:
+        """`ends`: behind which runs there may be one, ascending."""
+        self.end: int | None = None
+        self._runs = RunSearch(num_runs)
+        self._num_runs = num_runs
+        self._ends = [*ends]  # that may be there
+
+    @property
+    def num_found(self) -> int:
+        return self._runs.num_found
+
+    @property
+    def is_over(self) -> bool:
+        return self._runs.is_over and not self._ends
+
+    def to_ask(self) -> list[int]:
+        if not self._runs.is_over:
+            return self._runs.to_ask()
+        return [self._num_runs + run for run in self._ends[-WIDTH:]]
+
+    def tell(self, answers: Sequence[tuple[int, bool]]) -> None:
+        if self._runs.is_over:
+            self.end = max((number - self._num_runs for number, is_there in answers if is_there), default=None)
+            self._ends = [] if self.end is not None else self._ends[:-WIDTH]
+            return
+        self._runs.tell(answers)
+        if self._runs.is_over:
+            self._ends = [run for run in self._ends if run < self._runs.num_found][-MOST_ENDS:]
 
 
 class Place(NamedTuple):
@@ -119,6 +166,11 @@ class RunIndex:
         """Return the run in which a page is, or was."""
         place = self._at.get(page_id.key)
         return None if place is None else place.run
+
+    def known(self, run: str) -> tuple[int, Sequence[PageId]]:
+        """Return the number of the first page of a run that is known, and the pages from there on."""
+        known = self._runs[run]
+        return known.first, known.ids
 
     def ids_of(self, run: str) -> Sequence[PageId]:
         """Return the pages of a run that are known."""

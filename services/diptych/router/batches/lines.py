@@ -69,6 +69,7 @@ class Call(NamedTuple):
     custom_id: str
     url: str
     body: bytes  # JSON
+    model: str  # as it is named there; empty: not at all
 
 
 class LineError(Exception):
@@ -101,7 +102,7 @@ def read_line(line: Line, endpoint: str, max_bytes: int) -> Call:
     if body.get("stream"):
         raise LineError("invalid_body", "nobody reads a stream of a batch: leave `stream` out", "body.stream")
     try:
-        return Call(custom_id, url, orjson.dumps(body))
+        return Call(custom_id, url, orjson.dumps(body), model if isinstance(model := body.get("model"), str) else "")
     except TypeError as error:  # it writes less deep ones than it reads
         raise LineError("invalid_body", f"body can't be passed on: {error}", "body") from None
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 import orjson
@@ -34,6 +35,7 @@ from diptych.router.batches.job import (
     Step,
     Validated,
 )
+from diptych.router.batches.lanes import Lane, Lanes
 from diptych.router.batches.lines import Call, Line, LineError, LineSplitter, Validation, read_line
 from diptych.router.batches.log import JobLog
 from diptych.router.batches.results import (
@@ -305,46 +307,63 @@ class JobWork:
 
     async def _feed(self) -> None:
         """Begin one line after another; hold as many in memory as may run. What was begun ends, whatever happens."""
-        room, failure = asyncio.Semaphore(self._bench.slots.most), None
+        lanes, failure = Lanes(self._bench.slots.most, self._bench.monotonic), None
         async with asyncio.TaskGroup() as group:
             try:
-                async with aclosing(self._lines()) as lines:
-                    async for line in lines:
-                        if self.job.is_run(line.number) or line.number in self._begun:
-                            continue
-                        await room.acquire()
-                        await self._can_write.wait()
-                        self._begun.add(line.number)
-                        group.create_task(self._run_line(line)).add_done_callback(lambda task: room.release())
+                while True:
+                    await self._begin_lines(lanes, group)
+                    if not await lanes.end_reading():
+                        break
             except (LostInput, LostHold, OSError) as error:
                 failure = error
         if failure is not None:
             raise failure
 
-    async def _run_line(self, line: Line) -> None:
-        spec, custom_id = self.job.spec, self._custom_id(line)
+    async def _begin_lines(self, lanes: Lanes, group: asyncio.TaskGroup) -> None:
+        """Read the file once."""
+        lanes.begin_reading()
+        async with aclosing(self._lines()) as lines:
+            async for line in lines:
+                if self.job.is_run(line.number) or line.number in self._begun:
+                    continue
+                call = self._read(line)
+                lane = lanes.lane("" if isinstance(call, LineError) else call.model)
+                if not await lanes.has_room(lane):
+                    continue
+                await self._can_write.wait()
+                self._begun.add(line.number)
+                lanes.hold(lane)
+                running = group.create_task(self._run_line(line.number, call, lane))
+                running.add_done_callback(partial(_release, lanes, lane))
+
+    def _read(self, line: Line) -> Call | LineError:
         try:
-            call = read_line(line, spec.endpoint, self._bench.max_line_bytes)
+            return read_line(line, self.job.spec.endpoint, self._bench.max_line_bytes)
         except LineError as error:  # it was validated with other limits, or is not what it was
-            reply = Reply(400, orjson.dumps({"error": {"message": str(error), "code": error.code}}))
+            return error
+
+    async def _run_line(self, number: int, call: Call | LineError, lane: Lane) -> None:
+        spec = self.job.spec
+        if isinstance(call, LineError):
+            body = orjson.dumps({"error": {"message": str(call), "code": call.code}})
+            row = row_of(spec.batch_id, number, None, Reply(400, body))
         else:
-            reply = await self._reply(line.number, call)
-        self._rows.append(row_of(spec.batch_id, line.number, custom_id, reply))
-        self._bench.on_line("ok" if reply.status == 200 else "failed")
-        self._num_bytes += len(self._rows[-1].data)
+            row = row_of(spec.batch_id, number, call.custom_id, await self._reply(number, call, lane))
+        self._rows.append(row)
+        self._bench.on_line("ok" if row.is_served else "failed")
+        self._num_bytes += len(row.data)
         if self._num_bytes >= FLUSH_BYTES:
             self._news.set()
 
     def _custom_id(self, line: Line) -> str | None:
-        with suppress(LineError):
-            return read_line(line, self.job.spec.endpoint, self._bench.max_line_bytes).custom_id
-        return None
+        call = self._read(line)
+        return None if isinstance(call, LineError) else call.custom_id
 
-    async def _reply(self, number: int, call: Call) -> Reply:
+    async def _reply(self, number: int, call: Call, lane: Lane) -> Reply:
         """Return what the client gets; a line that is refused now waits, however long."""
         said, num_tries, pause_s = request_id(self._id, number), 0, 1.0
         while True:
-            reply = await self._try(said, call)
+            reply = await self._try(said, call, lane)
             if reply is not None:
                 num_tries += 1
                 if reply.status < FIRST_FAULT or num_tries == NUM_TRIES:
@@ -352,13 +371,14 @@ class JobWork:
             await asyncio.sleep(pause_s * self._bench.rng.uniform(0.5, 1.5))
             pause_s = min(MAX_PAUSE_S, 2 * pause_s)
 
-    async def _try(self, said: str, call: Call) -> Reply | None:
+    async def _try(self, said: str, call: Call, lane: Lane) -> Reply | None:
         """Return what came of it; None: it is refused for now. What nobody expects fails the line, and no other."""
         try:
-            async with self._bench.slots.slot() as slot:
+            async with self._bench.slots.slot(call.model) as slot:
                 self._num_serving += 1
                 try:
-                    reply = await self._bench.serve(LineCall(said, self.job.spec.tenant, call.url, call.body, slot))
+                    with lane.serving(slot):
+                        reply = await self._bench.serve(LineCall(said, self.job.spec.tenant, call.url, call.body, slot))
                 finally:
                     self._num_serving -= 1
         except (Overloaded, Unavailable) as error:
@@ -447,6 +467,10 @@ class JobWork:
         if self.job.is_run(number):
             return line_lost(self._id, number, custom_id) + b"\n"
         return line_not_run(self._id, number, custom_id, ending) + b"\n"
+
+
+def _release(lanes: Lanes, lane: Lane, task: asyncio.Task[None]) -> None:
+    lanes.release(lane)
 
 
 def _lost(error: LostInput) -> Problem:

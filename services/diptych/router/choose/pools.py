@@ -64,10 +64,10 @@ def choose_pool(there: Collection[str], weights: Weights, key: str) -> str | Non
     shares = [name for name in there if weights.get(name, 0.0) > 0.0]
     if not shares:
         return REST if REST in there else None
-    return max(shares, key=lambda name: (weights[name] / -math.log(_uniform(key, name)), name))
+    return max(shares, key=lambda name: (weights[name] / -math.log(uniform(key, name)), name))
 
 
-def _uniform(key: str, name: str) -> float:
+def uniform(key: str, name: str) -> float:
     """Return a number above 0 and below 1, always the same for these."""
     digest = blake2b(f"{len(key)} {key}{name}".encode(errors="surrogateescape"), digest_size=8).digest()
     return (int.from_bytes(digest, "little") + 0.5) / _SPACE

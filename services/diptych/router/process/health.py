@@ -37,6 +37,7 @@ DRAINING: Final = Verdict(False, "draining")
 CUT_OFF_S: Final = 10.0  # by then a worker that is dead is listed no more
 STALL_S: Final = BEAT_S + 1.0  # who asks once a second, and believes the second bad answer, gives it 2 s beyond a beat
 TIMEOUT_S: Final = 1.0
+MAX_PROBLEM_LEN: Final = 500  # in a router's record, which members are told of
 PAGE_TIMEOUT_S: Final = 2.0  # for the metrics of one process
 PATH: Final = "/metrics"
 TEXT: Final = CONTENT_TYPE_PLAIN_0_0_4
@@ -69,6 +70,7 @@ class RouterHealth:
         self._has_been_ready = False
         self._cut_off_since_s: float | None = None
         self._is_draining = False
+        self._listeners: list[Callable[[], None]] = []
         self.probes = Probes(self._live, self._ready, lambda: Verdict(True, "started"), self._answers)
 
     async def run(self) -> None:
@@ -79,8 +81,21 @@ class RouterHealth:
                 self._note()
                 await self._fleet.wait_for_change()
 
+    @property
+    def problem(self) -> str:
+        """Why no pair of workers may serve, in one line; empty: one may."""
+        return " ".join((self._problem or "").split())[:MAX_PROBLEM_LEN]
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when `problem` has changed. It must not block."""
+        self._listeners.append(listener)
+
     def _note(self) -> None:
+        before = self._problem
         self._problem = self._fleet.problem()
+        if self._problem != before:
+            for listener in self._listeners:
+                listener()
         self._has_been_ready |= self._problem is None
         if not self._fleet.is_cut_off():
             self._cut_off_since_s = None

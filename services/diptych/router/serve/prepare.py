@@ -22,7 +22,14 @@ from diptych.router.images.reader import ImageReader
 from diptych.router.text.tokenization import Tokenization
 from diptych.router.values.request import ClientRequest, GenerationRequest, PoolingParams, ServedModel
 from diptych.router.values.slo_tiers import NO_TIERS, Tiers
-from diptych.router.values.validation import check_len, check_model, check_pool, check_request, output_room
+from diptych.router.values.validation import (
+    check_len,
+    check_model,
+    check_pool,
+    check_request,
+    default_max_tokens,
+    output_room,
+)
 from diptych.router.workers.fleet import Fleet
 
 COUNTED_CONTEXTS: Final = 4  # that a text may have the tokens of, for whoever wants to know how many they are
@@ -168,7 +175,7 @@ class Preparer:
 
 def _params(client: ClientRequest, room: int, seed: int, grammar: Grammar | None) -> SamplingParams:
     wanted = client.params
-    max_tokens = room if client.max_tokens is None else min(client.max_tokens, room)
+    max_tokens = default_max_tokens(client, room) if client.max_tokens is None else min(client.max_tokens, room)
     chosen_by_logprobs = client.num_made > client.num_choices and wanted.logprobs is None
     return replace(
         wanted,

@@ -44,8 +44,17 @@ def check_request(
     if client.tool_use.is_forced and client.params.allowed_token_ids:
         text = "a call that must be made may need other tokens: give one of allowed_token_ids and tool_choice"
         raise InvalidRequest(text, param="allowed_token_ids")
-    client.params.validate_with(client.max_tokens or model.context_len)
+    max_tokens = client.max_tokens or default_max_tokens(client, model.context_len)
+    client.params.validate_with(max_tokens)
+    if client.params.attention is not None:
+        client.params.attention.validate(max_tokens, client.num_requests)
     client.params.validate_for(model.vocab_size)
+
+
+def default_max_tokens(client: ClientRequest, room: int) -> int:
+    """Return how long an output may get of which nothing is said: what the context leaves, and all can be told of."""
+    wish = client.params.attention
+    return room if wish is None else max(1, min(room, wish.most_tokens(client.num_requests)))
 
 
 def check_pool(name: str, pools: Collection[str]) -> None:

@@ -82,6 +82,10 @@ class AdapterAdmin:
             await self._wait_until(lambda: not any(name in worker.adapters for worker in self._known(workers)))
         return len(workers) - len(failures)
 
+    def is_loaded(self, name: str) -> bool:
+        """Whether any worker has an adapter of this name; requests may use it only once those of a pair have."""
+        return any(name in worker.adapters for worker in self._all() if worker.started_as)
+
     def _workers(self) -> list[KnownWorker]:
         workers = [worker for worker in self._all() if worker.state is State.READY]
         if not workers:

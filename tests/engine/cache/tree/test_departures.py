@@ -12,17 +12,17 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.tree import departures
 from diptych.engine.cache.tree.departures import Departures, is_end
 from diptych.engine.cache.tree.radix_node import Node
-from diptych.engine.cache.turns import FEWEST, Kind
+from diptych.engine.cache.turns import Kind
 from diptych.engine.values.request import new_request
 from diptych.generation.sampling_params import SamplingParams
 
-PAGE, PER_STATE, NUM_PAGES = 4, 3, 4000
+PAGE, PER_STATE, NUM_PAGES, NUM_PROMPTS = 4, 3, 4000, 700
 
 
 def full_cache(seed: int) -> KvCache:
     """Conversations fork and go on, as many as there is room for, and it is learned which do."""
     cache, rng, texts = new_cache(), random.Random(seed), list[list[int]]()
-    for each in range(FEWEST + 200):
+    for each in range(NUM_PROMPTS):
         if not texts or rng.random() < 0.5:
             text = [rng.randrange(3)] * 8 + [each * 100 + i for i in range(rng.randint(4, 60))]
         else:

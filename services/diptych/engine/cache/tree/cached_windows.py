@@ -71,6 +71,16 @@ class CachedWindows:
         none = np.zeros((0, self._windows.num_groups), np.int32)
         return np.concatenate([none, *reversed(rows)])[max(0, first - node.end + sum(map(len, rows))) :]
 
+    def between(self, path: Sequence[Node], first: int, end: int) -> I32:
+        """Return the pages from page `first` of a text to its first `end` pages, which are all here, row by row."""
+        rows = [np.zeros((0, self._windows.num_groups), np.int32)]
+        for node in path:
+            start = max(first, node.end - len(node.pages))
+            if node.windows is not None and start < min(node.end, end):
+                at = len(node.windows) - node.end
+                rows.append(node.windows[start + at : min(node.end, end) + at])
+        return np.concatenate(rows)
+
     def keep(self, node: Node, first: int, rows: I32) -> I32:
         """Add `rows`, the pages from page `first` of the text to the end of `node`, where there are none yet.
 

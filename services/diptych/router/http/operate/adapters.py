@@ -41,6 +41,7 @@ class UnloadBody(AdapterBody):
     """The body of /v1/unload_lora_adapter."""
 
     lora_int_id: int | None = None  # without effect
+    base_model_name: str | None = None  # whose it is, where several models have one of that name
 
 
 B = TypeVar("B", bound=AdapterBody)
@@ -52,11 +53,11 @@ def add_adapters(app: FastAPI, models: Models, admins: Mapping[Pipeline, Adapter
 
     async def load(body: LoadBody) -> int:
         pipeline = _base(models, body.base_model_name or "")
-        _check_free(body.lora_name, pipeline, models)
+        _check_free(body.lora_name, pipeline, admins)
         return await admins[pipeline].load(body.lora_name, body.lora_path)
 
     async def unload(body: UnloadBody) -> int:
-        return await admins[models.named(body.lora_name)].unload(body.lora_name)
+        return await admins[_owner(body, models, admins)].unload(body.lora_name)
 
     app.add_route("/v1/load_lora_adapter", partial(_answer, bodies, LoadBody, load), methods=["POST"])
     app.add_route("/v1/unload_lora_adapter", partial(_answer, bodies, UnloadBody, unload), methods=["POST"])
@@ -72,9 +73,21 @@ def _base(models: Models, name: str) -> Pipeline:
     return pipeline
 
 
-def _check_free(name: str, base: Pipeline, models: Models) -> None:
+def _owner(body: UnloadBody, models: Models, admins: Mapping[Pipeline, AdapterAdmin]) -> Pipeline:
+    """Return whose adapter it is: also one that only some workers have, so that nobody may ask for it any more."""
+    if body.base_model_name:
+        return _base(models, body.base_model_name)
+    owners = [pipeline for pipeline, admin in admins.items() if admin.is_loaded(body.lora_name)]
+    if len(owners) > 1:
+        words = f"several models have an adapter {body.lora_name!r}: say whose"
+        raise InvalidRequest(words, param="base_model_name")
+    return owners[0] if owners else models.named(body.lora_name)
+
+
+def _check_free(name: str, base: Pipeline, admins: Mapping[Pipeline, AdapterAdmin]) -> None:
     """Raise unless only `base` has, or may get, an adapter of this name: requests say nothing else."""
-    if any(name in other.all_adapters for other in models if other is not base):
+    others = {pipeline: admin for pipeline, admin in admins.items() if pipeline is not base}
+    if any(name in other.all_adapters or admin.is_loaded(name) for other, admin in others.items()):
         raise InvalidRequest(f"another model has an adapter {name!r}: give it another name", param="lora_name")
 
 
