@@ -562,7 +562,7 @@ class Computing(_message.Message):
     def __init__(self, device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., tp: _Optional[int] = ...) -> None: ...
 
 class StepModel(_message.Message):
-    __slots__ = ("step", "row", "context", "prompt_step", "prompt_token", "prompt_pair", "prompt", "steps", "median_error", "p90_error", "time_ratio", "unidentified", "largest")
+    __slots__ = ("step", "row", "context", "prompt_step", "prompt_token", "prompt_pair", "prompt", "steps", "median_error", "p90_error", "time_ratio", "unidentified", "largest", "launch")
     STEP_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -576,6 +576,7 @@ class StepModel(_message.Message):
     TIME_RATIO_FIELD_NUMBER: _ClassVar[int]
     UNIDENTIFIED_FIELD_NUMBER: _ClassVar[int]
     LARGEST_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_FIELD_NUMBER: _ClassVar[int]
     step: float
     row: float
     context: float
@@ -589,7 +590,8 @@ class StepModel(_message.Message):
     time_ratio: float
     unidentified: _containers.RepeatedScalarFieldContainer[str]
     largest: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, step: _Optional[float] = ..., row: _Optional[float] = ..., context: _Optional[float] = ..., prompt_step: _Optional[float] = ..., prompt_token: _Optional[float] = ..., prompt_pair: _Optional[float] = ..., prompt: _Optional[float] = ..., steps: _Optional[int] = ..., median_error: _Optional[float] = ..., p90_error: _Optional[float] = ..., time_ratio: _Optional[float] = ..., unidentified: _Optional[_Iterable[str]] = ..., largest: _Optional[_Iterable[float]] = ...) -> None: ...
+    launch: float
+    def __init__(self, step: _Optional[float] = ..., row: _Optional[float] = ..., context: _Optional[float] = ..., prompt_step: _Optional[float] = ..., prompt_token: _Optional[float] = ..., prompt_pair: _Optional[float] = ..., prompt: _Optional[float] = ..., steps: _Optional[int] = ..., median_error: _Optional[float] = ..., p90_error: _Optional[float] = ..., time_ratio: _Optional[float] = ..., unidentified: _Optional[_Iterable[str]] = ..., largest: _Optional[_Iterable[float]] = ..., launch: _Optional[float] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("phase", "requests_left", "oldest_s", "deadline_s")
