@@ -28,8 +28,9 @@ HEAD: Final = "# Made by `make lock`. Hashes of every file of each release, what
 
 def main() -> None:
     uv = sys.argv[1:] or ["uv"]
-    sim, cpu = locked(uv, "ucx", "otel"), locked(uv, "ucx", "cpu", "otel", "store")
-    cuda, serve = locked(uv, "ucx", "gpu", "nixl", "otel", "store"), locked(uv, "demo", "otel")
+    sim, cpu = locked(uv, "ucx", "otel"), locked(uv, "ucx", "cpu", "otel", "store", "valkey")
+    cuda = locked(uv, "ucx", "gpu", "nixl", "otel", "store", "valkey")
+    serve = locked(uv, "demo", "otel")
     dev, build = locked(uv, "dev"), locked(uv, requirements=[*build_requirements(), "editables"])
     torch = {each for each in cpu | cuda if TORCH.match(each)}
     write("pip", locked(uv, requirements=[PIP]))

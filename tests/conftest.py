@@ -672,6 +672,14 @@ def qwen3_vl(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return save_qwen3_vl(tmp_path_factory.mktemp("tiny-qwen3-vl"))
 
 
+@pytest.fixture(scope="session")
+def gemma3_vision(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The same of Gemma 3."""
+    from tiny_vision import save_gemma3
+
+    return save_gemma3(tmp_path_factory.mktemp("tiny-gemma3"))
+
+
 @dataclass(frozen=True)
 class TinyModel:
     """A random model as transformers saved it, with what transformers computes."""

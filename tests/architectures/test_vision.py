@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from diptych.architectures.registry import from_hf
 from diptych.architectures.tower import Sections
-from diptych.architectures.vision import CLIP_MEAN, VisionInput, qwen_input
+from diptych.architectures.vision import CLIP_MEAN, VisionInput, gemma3_input, qwen_input
 from diptych.checkpoints.hf_folder import read_config
 from diptych.common.errors import ConfigError, InvalidRequest
 
@@ -164,3 +164,96 @@ def test_who_shows_fewer_pixels_shows_what_the_model_takes_all_the_same() -> Non
     assert few.scaled(480, 640) == vision().scaled(480, 640)
     assert vision().at_most(1).max_pixels == vision().min_pixels
     assert vision().at_most(1 << 30) == vision()
+
+
+SIGLIP: dict[str, Any] = {  # of Gemma 3 4B, as its folder says it
+    "hidden_size": 1152,
+    "image_size": 896,
+    "intermediate_size": 4304,
+    "model_type": "siglip_vision_model",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 27,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
+GEMMA: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999,
+    "eoi_token_index": 256000,
+    "image_token_index": 262144,
+    "mm_tokens_per_image": 256,
+    "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024},
+    "vision_config": SIGLIP,
+}
+GEMMA_PROCESSOR: dict[str, Any] = {
+    "do_pan_and_scan": None,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "image_seq_length": 256,
+    "resample": 2,
+    "size": {"height": 896, "width": 896},
+}
+
+
+def test_gemma_3_makes_a_square_of_256_places_of_every_image(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(GEMMA_PROCESSOR))
+    config = read_config(tmp_path)
+    assert config.vision == from_hf(GEMMA, {}, "gemma").vision
+    assert config.vision is not None
+    assert config.sees_images_whole
+    for height, width in ((896, 896), (10, 2000), (4000, 3000)):
+        assert config.vision.at_most(1).scaled(height, width) == (896, 896)
+    assert config.vision.tokens_of(896, 896) == 256
+    with pytest.raises(InvalidRequest, match="an image has 896 by 896 pixels, not 896 and 448"):
+        config.vision.tokens_of(896, 448)
+    assert config.vision.extremes == ((896, 896), (896, 896))
+    assert config.vision.resampling == "bilinear"
+    tower = config.tower
+    assert tower is not None
+    assert (tower.merge_size, tower.num_positions, tower.head_dim, tower.out_size) == (4, 4096, 72, 2560)
+    assert vision().extremes == ((28, 28), (3584, 3584))
+
+
+def test_what_transformers_processor_puts_around_an_image_of_gemma_3_stands_in_its_prompt() -> None:
+    """Chat templates write the first token of these alone."""
+    found = gemma3_input(GEMMA, SIGLIP, GEMMA_PROCESSOR)
+    text = "<start_of_turn>user\n<start_of_image>What?"
+    framed = found.framed(text)
+    assert framed == "<start_of_turn>user\n\n\n<start_of_image><image_soft_token><end_of_image>\n\nWhat?"
+    assert found.framed(framed) == framed
+    assert found.marks == ("<image_soft_token>", "<start_of_image>")
+    assert [each.token_id for each in (found.start, found.pad, found.end)] == [255999, 262144, 256000]
+    assert vision().framed(text) == text
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"vision_config": SIGLIP | {"hidden_act": "gelu"}}, "hidden_act='gelu' of vision_config"),
+        ({"vision_config": SIGLIP | {"layer_norm_eps": 1e-5}}, "layer_norm_eps=1e-05 of vision_config"),
+        ({"vision_config": SIGLIP | {"num_hidden_layers": 1 << 20}}, "num_hidden_layers of vision_config must be 1 to"),
+        ({"vision_config": SIGLIP | {"image_size": 900}}, "images of 900 pixels in patches of 14"),
+        ({"mm_tokens_per_image": 255}, "mm_tokens_per_image=255 are no square that 64 by 64 patches come to"),
+        ({"mm_tokens_per_image": 9}, "mm_tokens_per_image=9 are no square that 64 by 64 patches come to"),
+    ],
+)
+def test_what_no_layer_of_gemma_3_s_tower_computes_is_refused(said: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        from_hf(GEMMA | said, {}, "a model")
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"do_pan_and_scan": True}, "do_pan_and_scan=True"),
+        ({"size": {"height": 224, "width": 224}}, "but the tower of 896 by 896"),
+        ({"resample": 1}, "resample=1 is not supported"),
+        ({"do_resize": False}, "do_resize=False"),
+    ],
+)
+def test_what_gemma_3_s_processor_says_and_its_tower_does_not_expect_is_refused(
+    said: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        gemma3_input(GEMMA, SIGLIP, GEMMA_PROCESSOR | said)

@@ -14,6 +14,7 @@ import pytest
 from flat_request import flat_request
 from null_runner import NullRunner
 
+from diptych.architectures.vision import VisionInput
 from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, AdapterTurns, Turns
@@ -201,6 +202,7 @@ class Pair:
         num_slots: int = 0,
         drafter: Drafter | None = None,
         watched: WatchedLayers = NOTHING_WATCHED,
+        vision: VisionInput | None = None,
     ) -> None:
         """With `page_sizes`, `model` is asked for one of each. `in_parts`: what lands is nonsense until it is unpacked.
 
@@ -215,6 +217,7 @@ class Pair:
             scheduling or Scheduling(),
             prompt_cost=prompt_cost,
             watched=watched,
+            vision=vision,
         )
         models = model if isinstance(model, tuple) else (model, model)
         sizes = page_sizes or (PAGE, PAGE)

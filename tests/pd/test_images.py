@@ -24,7 +24,7 @@ from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.members.roles import LegKind
 from diptych.engine.values.batch import ForwardBatch
 from diptych.engine.values.events import Start
-from diptych.engine.values.limits import Limits
+from diptych.engine.values.kv_regions import window_pages
 from diptych.generation.output import FailureCode
 from diptych.generation.sampling_params import SamplingParams
 
@@ -54,19 +54,39 @@ def pair(make_pair: Any, source: ModelSource) -> Pair:
     return new_pair(make_pair, source)
 
 
-def new_pair(make_pair: Any, source: ModelSource, **others: Any) -> Pair:
-    pair = make_pair(
+def new_pair(make_pair: Any, source: ModelSource, step_tokens: int = 13, **others: Any) -> Pair:
+    return make_pair(
         prefill_pages=NUM_PAGES,
         decode_pages=NUM_PAGES,
-        max_step_tokens=13,
+        max_step_tokens=step_tokens,
         context_len=CONTEXT,
         vocab_size=source.config.vocab_size,
         model=lambda num_pages: runner_of(source, num_pages),
+        vision=source.config.vision,
         **others,
     )
-    limits = Limits(CONTEXT, source.config.vocab_size, frozenset(), 13, 16, vision=source.config.vision)
-    pair.prefill.core._limits = pair.decode.core._limits = limits
-    return pair
+
+
+def test_a_pair_computes_images_whose_rows_see_each_other_whole_and_goes_on_when_replayed(
+    make_pair: Any, gemma3_vision: VisionModel
+) -> None:
+    """Windows of Gemma 3 have pages of their own; in the second round both sides have the prompts cached."""
+    prompts = [seen(picture(0, 4, 4), picture(1, 4, 4)), [5, 6, 7], seen(picture(0, 4, 4), first=8)]
+    outputs = [gemma3_vision.greedy(prompt, NUM_OUTPUTS) for prompt in prompts]
+    source = open_model(str(gemma3_vision.folder))
+    pair = new_pair(make_pair, source, 19, windows=window_pages(source.config, 19))
+    for first in (1, 100):
+        for room, prompt in enumerate(prompts, first):
+            start(pair, room, prompt)
+        pair.run()
+        assert [pair.tokens(first + index) for index in range(3)] == outputs
+        assert (counts_of(pair.prefill).num_encoded, counts_of(pair.decode).num_encoded) == (2, 0)
+    rest = SamplingParams(max_tokens=NUM_OUTPUTS - 2, temperature=0.0, ignore_eos=True)
+    for room, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), 200):
+        start(pair, room, [*prompt, *output[:2]], rest, num_prior=2)
+    pair.run()
+    assert [pair.tokens(200 + index) for index in range(3)] == [output[2:] for output in outputs]
+    pair.assert_clean()
 
 
 def start(pair: Pair, room: int, prompt: Prompt, params: SamplingParams = GREEDY, num_prior: int = 0) -> None:

@@ -26,7 +26,7 @@ from diptych.unified.lending import Lending
 from diptych.unified.pull_prices import PullPrices
 from diptych.unified.pulling import Pulling
 
-MAX_GAMES = 18
+MAX_GAMES = 64  # the first that breaks a rule is the last
 MOVES = 900
 
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from diptych.engine.options.store_url import SCHEMES, is_valkey
+
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "images"
 DOCKERFILE = IMAGES / "Dockerfile"
@@ -82,6 +84,13 @@ def test_the_extras_that_are_installed_exist() -> None:
     }
     assert asked
     assert asked <= set(extras)
+
+
+@pytest.mark.parametrize("stage", ["build-cpu", "build-cuda"])
+def test_workers_of_an_image_can_use_a_store_by_every_scheme_that_there_is(stage: str) -> None:
+    (listed,) = re.findall(r'finish\.py "([\w,]+)"', " ".join(rest for _, rest in stages()[stage]))
+    needed = {"valkey" if is_valkey(f"{scheme}://kv") else "store" for scheme in SCHEMES}
+    assert needed == {"store", "valkey"} & set(listed.split(","))
 
 
 def test_all_that_is_copied_is_let_into_the_build() -> None:

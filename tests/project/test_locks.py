@@ -49,8 +49,8 @@ def test_what_the_project_asks_for_is_in_the_locks_that_are_installed_for_it() -
     serve = ("build", "sim", "cpu", "serve", "torch")
     rows = {
         ("ucx", "otel"): ("sim",),
-        ("ucx", "cpu", "otel", "store"): ("sim", "cpu", "torch"),
-        ("ucx", "gpu", "nixl", "otel", "store"): ("sim", "cpu", "cuda", "torch"),
+        ("ucx", "cpu", "otel", "store", "valkey"): ("sim", "cpu", "torch"),
+        ("ucx", "gpu", "nixl", "otel", "store", "valkey"): ("sim", "cpu", "cuda", "torch"),
         ("demo",): serve,
         ("dev",): (*serve, "dev"),
         ("compiler",): ("compiler",),

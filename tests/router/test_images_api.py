@@ -6,6 +6,7 @@ import base64
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -440,3 +441,20 @@ def test_the_request_log_has_no_pixels(start_cluster: Any, tmp_path: Any) -> Non
     (line,) = log.read_text().splitlines()
     assert json.loads(line)["prompt_len"] == len("<user>[]") + TOKENS[GREEN]
     assert len(line) < 400
+
+
+def test_what_a_template_writes_for_an_image_becomes_what_the_model_sees_around_it(start_shared_cluster: Any) -> None:
+    """As Gemma 3's does, which writes a token that stands before an image; in texts of `/generate`, too."""
+    frame = f"({VISION.pad.text}{VISION.start.text})"
+    framing = replace(VISION, start=VISION.pad, pad=VISION.start, frame=frame)
+    cluster = start_shared_cluster(special_tokens=SPECIAL, vision=framing)
+    assert cluster.post("/v1/chat/completions", chat(text("a"), image_url(RED), text("b")))[0] == 200
+    assert cluster.post("/generate", {"text": f"a{VISION.pad.text}b", "image_data": [data_url(RED)]})[0] == 200
+    assert cluster.post("/generate", {"text": f"a{VISION.start.text}b", "image_data": [data_url(RED)]})[0] == 200
+    first, second, third = (text_of(cluster, leg) for leg in cluster.prefill().started)
+    assert first.startswith(f"<user>a[({VISION.pad.text}IMAGE)]b")
+    assert second == f"a({VISION.pad.text}IMAGE)b"
+    assert third == "aIMAGEb"
+    status, answer = cluster.post("/v1/chat/completions", chat(text(f"a{VISION.pad.text}"), image_url(RED)))
+    assert status == 400
+    assert "write it otherwise" in answer["error"]["message"]

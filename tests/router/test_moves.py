@@ -30,13 +30,13 @@ def cluster(start_cluster: Callable[..., Cluster]) -> Cluster:
 
 
 def running(cluster: Cluster) -> tuple[Any, Any, Any]:
-    """Return the request that runs, once it can move, its worker, and the other one."""
+    """Return the request that runs, once it can move, its worker, and another one."""
     found = cluster.router.dispatcher.running
     deadline = time.monotonic() + 30
     while not (found and (output := next(iter(found)).output())):
         assert time.monotonic() < deadline, "it never ran"
         time.sleep(0.002)
-    old, new = sorted(cluster.workers, key=lambda worker: worker.instance.instance_id != output.worker_id)
+    old, new, *_ = sorted(cluster.workers, key=lambda worker: worker.instance.instance_id != output.worker_id)
     return next(iter(found)), old, new
 
 
@@ -79,6 +79,23 @@ def test_a_stream_goes_on_elsewhere_without_a_gap(cluster: Cluster) -> None:
     assert asking.peer_instance_id == new.instance.instance_id
     assert list(leg.prompt_token_ids[-leg.num_prior_output_tokens :]) == tokens[: leg.num_prior_output_tokens]
     assert leg.sampling.max_tokens == 100 - leg.num_prior_output_tokens
+
+
+def test_its_new_worker_hears_who_computed_its_prompt(start_cluster: Callable[..., Cluster]) -> None:
+    cluster = start_cluster(prefill=1, decode=2)
+    cluster.script = SCRIPT
+    [prefill, *decode] = cluster.workers
+    for worker in decode:
+        worker.step_s = 0.01
+    with cluster.ask(**ASKED) as answer:
+        request, old, _ = running(cluster)
+        [new] = {*decode} - {old}
+        move(cluster, request, new)
+        text, _, _ = read(answer)
+    assert text == SCRIPT
+    (leg,) = new.started
+    assert leg.peer_instance_id == old.instance.instance_id
+    assert leg.computed_by_instance_id == prefill.instance.instance_id
 
 
 def test_why_it_went_there_is_told(cluster: Cluster) -> None:

@@ -182,11 +182,11 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
             for leg in batch.start:
                 self._unpack_prompt(leg)
                 self.started.append(leg)
+                if leg.moves_room:  # of a worker of any role
+                    self._move(leg, ready)
+                    continue
                 if not WORKER_ROLES[self.instance.role].serves(self._kind(leg)):
                     ready.put_nowait(_batch(Fault("error", code=worker_pb2.ERROR_CODE_OVERLOADED).output(leg.room)))
-                    continue
-                if leg.moves_room:
-                    self._move(leg, ready)
                     continue
                 fault = self._next_fault()
                 self._sessions_by_room[leg.room] = ready

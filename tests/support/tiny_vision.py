@@ -24,6 +24,7 @@ ENDS, IM_START, IM_END, VISION_START, VISION_END, IMAGE_PAD = range(256, 256 + l
 VOCAB_SIZE: Final = 272
 PATCH, MERGE = 4, 2
 STEP: Final = PATCH * MERGE  # pixels of a place
+SQUARE: Final = 4  # places of a side of Gemma 3's images
 TEMPLATE: Final = """{% for message in messages %}<|im_start|>{{ message.role }}
 {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}\
 {% if part.type == 'image' or part.type == 'image_url' or 'image' in part %}\
@@ -79,15 +80,17 @@ class VisionModel:
 
         images = [each for each in prompt if not isinstance(each, int)]
         ids = [token for each in prompt for token in ([each] if isinstance(each, int) else [IMAGE_PAD] * places(each))]
-        seen: dict[str, Any] = {}
-        if images:
-            seen["pixel_values"] = torch.from_numpy(np.concatenate([_patches(each) for each in images]))
-            grids = [[1, each.shape[0] // PATCH, each.shape[1] // PATCH] for each in images]
-            seen["image_grid_thw"] = torch.tensor(grids)
-            seen["mm_token_type_ids"] = torch.tensor([[int(token == IMAGE_PAD) for token in ids]])
+        seen = self._seen(images, torch.tensor([[int(token == IMAGE_PAD) for token in ids]])) if images else {}
         with torch.inference_mode():
             self.theirs.model.rope_deltas = None
             return self.theirs(torch.tensor([ids]), use_cache=False, **seen).logits[0]
+
+    def _seen(self, images: Sequence[Pixels], are_places: Any) -> dict[str, Any]:
+        import torch
+
+        grids = [[1, each.shape[0] // PATCH, each.shape[1] // PATCH] for each in images]
+        patches = torch.from_numpy(np.concatenate([_patches(each) for each in images]))
+        return {"pixel_values": patches, "image_grid_thw": torch.tensor(grids), "mm_token_type_ids": are_places}
 
     def greedy(self, prompt: Prompt, num_tokens: int) -> list[int]:
         """Return the tokens that transformers generates."""
@@ -95,6 +98,38 @@ class VisionModel:
         for _ in range(num_tokens):
             text.append(int(self.logits(text)[-1].argmax()))
         return [token for token in text[len(prompt) :] if isinstance(token, int)]
+
+
+@dataclass(frozen=True)
+class Gemma3Model(VisionModel):
+    """All images are squares of `SQUARE` places."""
+
+    def _seen(self, images: Sequence[Pixels], are_places: Any) -> dict[str, Any]:
+        import torch
+
+        normed = np.stack([_normed(each) for each in images])
+        return {"pixel_values": torch.from_numpy(normed), "token_type_ids": are_places}
+
+
+def save_gemma3(folder: Path, **others: Any) -> VisionModel:
+    """Windows are smaller than an image; the last layers are one that sees all, and one with a window."""
+    import transformers
+
+    text = {**TEXT, "num_hidden_layers": 4, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 11}
+    text |= {"rope_parameters": None, "sliding_window_pattern": 3, **others}
+    vision = {"hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 3, "num_hidden_layers": 2}
+    vision |= {"image_size": SQUARE * STEP, "patch_size": PATCH}
+    tokens: dict[str, Any] = {
+        "boi_token_index": VISION_START,
+        "eoi_token_index": VISION_END,
+        "image_token_index": IMAGE_PAD,
+    }
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=SQUARE**2, **tokens)
+    model = saved(folder, transformers.Gemma3ForConditionalGeneration, config)
+    given = {key: PROCESSOR[key] for key in ("do_normalize", "do_rescale", "do_resize", "image_mean", "image_std")}
+    given |= {"size": {"height": SQUARE * STEP, "width": SQUARE * STEP}, "do_pan_and_scan": None, "resample": 2}
+    (folder / "preprocessor_config.json").write_text(json.dumps(given))
+    return Gemma3Model(folder, model.theirs)
 
 
 def save_qwen2_5_vl(folder: Path, **text: Any) -> VisionModel:
@@ -178,9 +213,14 @@ def keys_of(prompt: Prompt) -> I64:
 
 def _patches(image: Pixels) -> npt.NDArray[np.float32]:
     """Return an image as transformers' processor of Qwen's models gives it: `[num_patches, 3 * 2 * PATCH * PATCH]`."""
-    mean, std = (np.array(PROCESSOR[name], np.float32) for name in ("image_mean", "image_std"))
-    normed = ((image.astype(np.float32) / 255 - mean) / std).transpose(2, 0, 1)
+    normed = _normed(image)
     rows, columns = image.shape[0] // STEP, image.shape[1] // STEP
     parted = normed.reshape(3, rows, MERGE, PATCH, columns, MERGE, PATCH).transpose(1, 4, 2, 5, 0, 3, 6)
     doubled = np.repeat(parted[:, :, :, :, :, None], 2, axis=5)
     return np.ascontiguousarray(doubled.reshape(rows * columns * MERGE**2, -1))
+
+
+def _normed(image: Pixels) -> npt.NDArray[np.float32]:
+    """Return `[3, height, width]`."""
+    mean, std = (np.array(PROCESSOR[name], np.float32) for name in ("image_mean", "image_std"))
+    return ((image.astype(np.float32) / 255 - mean) / std).transpose(2, 0, 1).astype(np.float32)

@@ -17,8 +17,10 @@ from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch
 from diptych.engine.values.events import Emit, EmitTokens, Start
+from diptych.engine.values.kv_regions import window_pages
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.output import Failure
 from diptych.generation.sampling_params import SamplingParams
 
@@ -47,8 +49,14 @@ def runner_of(source: ModelSource, num_pages: int = NUM_PAGES, **options: Any) -
     return kv.numpy(), ModelRunner(source, kv, dtype="float32", max_requests=16, **options)
 
 
-def new_cache(num_pages: int = NUM_PAGES) -> KvCache:
-    return KvCache(num_pages=num_pages, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=CONTEXT)
+def new_cache(num_pages: int = NUM_PAGES, windows: WindowPages = NO_WINDOWS) -> KvCache:
+    sizes: dict[str, Any] = {
+        "num_pages": num_pages,
+        "page_size": PAGE_SIZE,
+        "max_requests": 16,
+        "max_tokens_per_request": CONTEXT,
+    }
+    return KvCache(**sizes, windows=windows)
 
 
 def request_of(
@@ -64,7 +72,7 @@ class VisionEngine:
 
     def __init__(self, source: ModelSource, runner: ModelRunner | GpuRunner, max_step_tokens: int = 64) -> None:
         self.runner = runner
-        self.cache = new_cache()
+        self.cache = new_cache(windows=window_pages(source.config, max_step_tokens))
         limits = Limits(CONTEXT, VOCAB_SIZE, frozenset(), max_step_tokens, 16, vision=source.config.vision)
         self.core = local_core(self.cache, limits)
         self.batches: list[ForwardBatch] = []

@@ -15,6 +15,7 @@ from diptych.common.members.roles import LegKind, Role
 from diptych.engine.schedule import packing
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.events import NoteArrived, PeerDown, SendNote, WritePages
+from diptych.engine.values.kv_regions import window_pages
 from diptych.engine.values.limits import Limits
 from diptych.generation.finish import Finish
 from diptych.generation.output import FailureCode
@@ -46,7 +47,7 @@ def fleet(fleet_class: FleetClass, source: ModelSource) -> Any:
     return new_fleet(fleet_class, source)
 
 
-def new_fleet(fleet_class: FleetClass, source: ModelSource, **options: Any) -> Any:
+def new_fleet(fleet_class: FleetClass, source: ModelSource) -> Any:
     tower = source.config.tower
     assert tower is not None
     limits = Limits(CONTEXT, VOCAB_SIZE, frozenset(), 64, 8, vision=source.config.vision)
@@ -58,7 +59,7 @@ def new_fleet(fleet_class: FleetClass, source: ModelSource, **options: Any) -> A
         num_pages=NUM_PAGES,
         limits=limits,
         model=lambda num_pages: runner_of(source, num_pages),
-        **options,
+        windows=window_pages(source.config, 64),
     )
 
 
@@ -92,19 +93,27 @@ def said(fleet: Any, room: int) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("name", ["vision_model", "qwen3_vl"])
+@pytest.mark.parametrize(
+    ("name", "prompt"),
+    [
+        ("vision_model", TWO_IMAGES),
+        ("qwen3_vl", TWO_IMAGES),
+        ("gemma3_vision", seen(picture(0, 4, 4), picture(1, 4, 4))),
+    ],
+    ids=["qwen2.5-vl", "qwen3-vl", "gemma3"],
+)
 def test_an_image_is_encoded_by_one_worker_and_its_prompt_computed_by_another_with_the_tokens_of_transformers(
-    fleet_class: FleetClass, request: pytest.FixtureRequest, name: str
+    fleet_class: FleetClass, request: pytest.FixtureRequest, name: str, prompt: Sequence[Any]
 ) -> None:
     model = request.getfixturevalue(name)
     fleet = new_fleet(fleet_class, open_model(str(model.folder)))
-    encode(fleet, 10, TWO_IMAGES)
+    encode(fleet, 10, prompt)
     fleet.run()
     ends = [fleet.workers[ENCODE].outputs[room][-1] for room in (10, 11)]
     assert [each.finish for each in ends] == [Finish.LENGTH] * 2
-    start(fleet, 1, TWO_IMAGES)
+    start(fleet, 1, prompt)
     fleet.run()
-    assert said(fleet, 1) == model.greedy(TWO_IMAGES, NUM_OUTPUTS)
+    assert said(fleet, 1) == model.greedy(prompt, NUM_OUTPUTS)
     assert counts(fleet, ENCODE).num_encoded == 2
     assert counts(fleet, PREFILL).num_encoded == 0
     assert counts(fleet, PREFILL).num_pulled == 2

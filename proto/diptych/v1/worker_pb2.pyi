@@ -101,7 +101,7 @@ class Slo(_message.Message):
     def __init__(self, ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., weight: _Optional[float] = ..., sheddable: _Optional[bool] = ...) -> None: ...
 
 class StartLeg(_message.Message):
-    __slots__ = ("room", "request_id", "prompt_token_ids", "sampling", "peer_instance_id", "num_prior_output_tokens", "timeout_ms", "cache_salt", "priority", "tenant", "lora", "compat", "kind", "prompt_text", "add_special_tokens", "prompt_tokens", "contents", "slo", "speculate", "prediction", "moves_room", "expected_output_tokens", "label_token_ids", "holder")
+    __slots__ = ("room", "request_id", "prompt_token_ids", "sampling", "peer_instance_id", "num_prior_output_tokens", "timeout_ms", "cache_salt", "priority", "tenant", "lora", "compat", "kind", "prompt_text", "add_special_tokens", "prompt_tokens", "contents", "slo", "speculate", "prediction", "moves_room", "expected_output_tokens", "label_token_ids", "holder", "computed_by_instance_id")
     ROOM_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,7 @@ class StartLeg(_message.Message):
     EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LABEL_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_BY_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     room: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -150,7 +151,8 @@ class StartLeg(_message.Message):
     expected_output_tokens: int
     label_token_ids: _containers.RepeatedScalarFieldContainer[int]
     holder: PrefixHolder
-    def __init__(self, room: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., peer_instance_id: _Optional[int] = ..., num_prior_output_tokens: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., lora: _Optional[str] = ..., compat: _Optional[str] = ..., kind: _Optional[_Union[LegKind, str]] = ..., prompt_text: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., prompt_tokens: _Optional[bytes] = ..., contents: _Optional[_Iterable[_Union[ContentSegment, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., speculate: _Optional[str] = ..., prediction: _Optional[bytes] = ..., moves_room: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., label_token_ids: _Optional[_Iterable[int]] = ..., holder: _Optional[_Union[PrefixHolder, _Mapping]] = ...) -> None: ...
+    computed_by_instance_id: int
+    def __init__(self, room: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., peer_instance_id: _Optional[int] = ..., num_prior_output_tokens: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., lora: _Optional[str] = ..., compat: _Optional[str] = ..., kind: _Optional[_Union[LegKind, str]] = ..., prompt_text: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., prompt_tokens: _Optional[bytes] = ..., contents: _Optional[_Iterable[_Union[ContentSegment, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., speculate: _Optional[str] = ..., prediction: _Optional[bytes] = ..., moves_room: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., label_token_ids: _Optional[_Iterable[int]] = ..., holder: _Optional[_Union[PrefixHolder, _Mapping]] = ..., computed_by_instance_id: _Optional[int] = ...) -> None: ...
 
 class ToolCalled(_message.Message):
     __slots__ = ("room", "tool")
@@ -560,7 +562,7 @@ class Computing(_message.Message):
     def __init__(self, device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., tp: _Optional[int] = ...) -> None: ...
 
 class StepModel(_message.Message):
-    __slots__ = ("step", "row", "context", "prompt_step", "prompt_token", "prompt_pair", "prompt", "steps", "median_error", "p90_error", "time_ratio", "unidentified", "largest")
+    __slots__ = ("step", "row", "context", "prompt_step", "prompt_token", "prompt_pair", "prompt", "steps", "median_error", "p90_error", "time_ratio", "unidentified", "largest", "launch")
     STEP_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -574,6 +576,7 @@ class StepModel(_message.Message):
     TIME_RATIO_FIELD_NUMBER: _ClassVar[int]
     UNIDENTIFIED_FIELD_NUMBER: _ClassVar[int]
     LARGEST_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_FIELD_NUMBER: _ClassVar[int]
     step: float
     row: float
     context: float
@@ -587,7 +590,8 @@ class StepModel(_message.Message):
     time_ratio: float
     unidentified: _containers.RepeatedScalarFieldContainer[str]
     largest: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, step: _Optional[float] = ..., row: _Optional[float] = ..., context: _Optional[float] = ..., prompt_step: _Optional[float] = ..., prompt_token: _Optional[float] = ..., prompt_pair: _Optional[float] = ..., prompt: _Optional[float] = ..., steps: _Optional[int] = ..., median_error: _Optional[float] = ..., p90_error: _Optional[float] = ..., time_ratio: _Optional[float] = ..., unidentified: _Optional[_Iterable[str]] = ..., largest: _Optional[_Iterable[float]] = ...) -> None: ...
+    launch: float
+    def __init__(self, step: _Optional[float] = ..., row: _Optional[float] = ..., context: _Optional[float] = ..., prompt_step: _Optional[float] = ..., prompt_token: _Optional[float] = ..., prompt_pair: _Optional[float] = ..., prompt: _Optional[float] = ..., steps: _Optional[int] = ..., median_error: _Optional[float] = ..., p90_error: _Optional[float] = ..., time_ratio: _Optional[float] = ..., unidentified: _Optional[_Iterable[str]] = ..., largest: _Optional[_Iterable[float]] = ..., launch: _Optional[float] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("phase", "requests_left", "oldest_s", "deadline_s")

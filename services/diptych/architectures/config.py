@@ -254,6 +254,11 @@ class ModelConfig:
     eagle: EagleHead | None = None  # it joins rows that are made of several layers' in a way of its own
 
     @property
+    def sees_images_whole(self) -> bool:
+        """Whether the rows of an image see each other, in front and behind."""
+        return self.vision is not None and self.vision.is_whole
+
+    @property
     def score_scale(self) -> float:
         return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
 

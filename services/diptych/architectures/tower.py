@@ -32,7 +32,7 @@ class Sections:
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """A vision transformer whose positions rotate, of height and width; Qwen's towers."""
+    """A vision transformer: Qwen's towers, whose positions rotate, of height and width; or SigLIP's."""
 
     num_layers: int
     hidden_size: int
@@ -41,12 +41,14 @@ class Tower:
     out_size: int  # of the text's hidden states
     patch_size: int  # pixels
     merge_size: int  # patches of a side that become one row
-    num_frames: int  # of a patch's kernel: an image is that many equal ones
+    num_frames: int  # of a patch's kernel: an image is that many equal ones; 0: it has no frames
     activation: TowerActivation
     gated: bool  # a feed-forward network has gates, and norms do not subtract the mean
     window: int = 0  # rows of the result in the side of a window; 0: there are none
     full_layers: frozenset[int] = frozenset()  # in which a patch sees all others, not only those of its window
     num_positions: int = 0  # of a square of learned ones, stretched to the image; 0: positions only rotate
+    rotates: bool = True
+    is_averaged: bool = False  # patches become one row as their mean, normed as the text and multiplied once
     taps: tuple[int, ...] = ()  # layers behind which rows are taken for the first layers of the text, too
 
     @property

@@ -10,7 +10,11 @@ from diptych.architectures.placement import Piece, Placed, whole
 from diptych.architectures.tower import Tower
 
 TARGET: Final = "vision."  # how the names of all its weights begin
-PREFIX: Final = "model.visual."  # and of its tensors
+PREFIX: Final = "model.visual."  # and of its tensors, in Qwen's
+SIGLIP: Final = "vision_tower.vision_model."
+PROJECTOR: Final = "multi_modal_projector."
+PROJECTION: Final = "mm_input_projection_weight"  # of columns, in place of rows
+TURNED: Final = "mm_input_projection.weight"
 
 
 def num_tower_parameters(placed: Iterable[Placed]) -> int:
@@ -58,6 +62,28 @@ def qwen3_tower(tower: Tower) -> Iterator[Placed]:
         yield from _linear_norm(f"{PREFIX}{name}.norm", f"{TARGET}{target}.norm", normed)
         yield from _linear(f"{PREFIX}{name}.linear_fc1", f"{TARGET}{target}.up", merged, merged)
         yield from _linear(f"{PREFIX}{name}.linear_fc2", f"{TARGET}{target}.down", tower.out_size, merged)
+
+
+def gemma3_tower(tower: Tower) -> Iterator[Placed]:
+    """Yield where the tower's tensors go, named as in Gemma 3; its projection is that of the checkpoint, turned."""
+    hidden, embeddings = tower.hidden_size, f"{SIGLIP}embeddings."
+    kernel = hidden, 3, tower.patch_size, tower.patch_size
+    yield whole(f"{embeddings}patch_embedding.weight", f"{TARGET}patches", kernel)
+    yield whole(f"{embeddings}patch_embedding.bias", f"{TARGET}patches_bias", (hidden,))
+    yield whole(f"{embeddings}position_embedding.weight", f"{TARGET}positions", (tower.num_positions, hidden))
+    for layer in range(tower.num_layers):
+        prefix, target = f"{SIGLIP}encoder.layers.{layer}.", f"{TARGET}{layer}."
+        for norm in (1, 2):
+            yield from _linear_norm(f"{prefix}layer_norm{norm}", f"{target}norm{norm}", hidden)
+        for start, name in zip(range(0, 3 * hidden, hidden), "qkv", strict=True):
+            yield f"{prefix}self_attn.{name}_proj.weight", (Piece(f"{target}qkv", start, (hidden, hidden)),)
+            yield f"{prefix}self_attn.{name}_proj.bias", (Piece(f"{target}qkv_bias", start, (hidden,)),)
+        yield from _linear(f"{prefix}self_attn.out_proj", f"{target}o", hidden, hidden)
+        yield from _linear(f"{prefix}mlp.fc1", f"{target}up", tower.ffn_size, hidden)
+        yield from _linear(f"{prefix}mlp.fc2", f"{target}down", hidden, tower.ffn_size)
+    yield from _linear_norm(f"{SIGLIP}post_layernorm", f"{TARGET}last", hidden)
+    yield whole(f"{PROJECTOR}mm_soft_emb_norm.weight", f"{TARGET}mean.norm", (hidden,))
+    yield whole(f"{PROJECTOR}{TURNED}", f"{TARGET}mean.down", (tower.out_size, hidden))
 
 
 def _linear_norm(name: str, target: str, size: int) -> Iterator[Placed]:

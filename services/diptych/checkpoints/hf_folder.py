@@ -23,7 +23,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.next_layer import next_layer
 from diptych.architectures.pooling import Pooling, of_modules
 from diptych.architectures.registry import FAMILIES, from_hf, pooled
-from diptych.architectures.vision import qwen_input
+from diptych.architectures.vision import READERS
 from diptych.checkpoints.fingerprint import fingerprint
 from diptych.checkpoints.quantization.awq import awq
 from diptych.checkpoints.quantization.compressed_tensors import compressed_tensors
@@ -202,7 +202,7 @@ def with_processor(folder: Path, config: ModelConfig, values: Mapping[str, Any])
         if (folder / name).exists():
             file = read_json(folder / name)
             said = file.get(part) or {} if part else file
-    return replace(config, vision=qwen_input(values, values["vision_config"], said))
+    return replace(config, vision=READERS[config.architecture](values, values["vision_config"], said))
 
 
 def _with_separator(folder: Path, config: ModelConfig) -> ModelConfig:

@@ -7,11 +7,13 @@ has to come when the session returns, and what comes does so beside the steps.
 What is offered is what `sessions` keeps: its return is likely enough, soon enough, to be worth the memory here. How
 long a return takes, with those that never come, is told as the time that the text was not wanted; a taker gives up
 nothing for it that was wanted since. Bounded: `MAX_OFFERED` texts to a peer at a time, `MAX_WAITING` that wait for
-that; one that no return is waited for any more is forgotten. Whatever goes wrong costs what there was without it.
+that; one whose time is as good as over is forgotten, and a peer that refuses gets no more for a while. Whatever goes
+wrong costs what there was without it.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final
 
@@ -24,12 +26,19 @@ from diptych.unified.giving import is_here, offer_of
 
 MAX_OFFERED: Final = 4  # to one peer at a time
 MAX_WAITING: Final = 64
+LEAST_S: Final = 1.0  # a pull that has less time hardly comes before its session
+REFUSED_S: Final = 60.0  # that a peer which takes none gets none: its KV is another's, say, which weights can change
 _ID_MASK: Final = 0x3C7A_1E55_D20B_9648
 
 
 def ahead_id(room: int) -> int:
     """Return the number of the offer of what a request has left: no room, and no pull of that request."""
     return (room ^ _ID_MASK) or 1
+
+
+def caller(number: int) -> int:
+    """Return the room of the request whose text is offered under a number, if that is such a number."""
+    return number ^ _ID_MASK
 
 
 class Ahead:
@@ -42,6 +51,7 @@ class Ahead:
         self._waiting: deque[Left] = deque(maxlen=MAX_WAITING)
         self._offered: dict[int, Left] = {}  # by number, until it is answered
         self._linked: set[int] = set()
+        self._refused: dict[int, float] = {}  # until when peers get no offers, as they took none
         self._counts = CoreCounts()
 
     def has(self, number: int) -> bool:
@@ -57,9 +67,11 @@ class Ahead:
 
     def peer_up(self, peer: int) -> None:
         self._linked.add(peer)
+        self._refused.pop(peer, None)
 
     def peer_down(self, peer: int, now_s: float) -> None:
         self._linked.discard(peer)
+        self._refused.pop(peer, None)
         self._offered = {number: each for number, each in self._offered.items() if each.computed_by != peer}
         self._go_on(now_s)
 
@@ -68,6 +80,8 @@ class Ahead:
         if self._offered[note.room].computed_by == peer:
             del self._offered[note.room]
             self._counts.pages_given += note.num_pages
+            if note.outcome == "refused":
+                self._refused[peer] = now_s + REFUSED_S
             self._go_on(now_s)
 
     def report(self) -> CoreReport:
@@ -78,13 +92,18 @@ class Ahead:
         self._offered = {number: each for number, each in self._offered.items() if each.until_s > now_s}
         busy = [each.computed_by for each in self._offered.values()]
         for left in [self._waiting.popleft() for _ in range(len(self._waiting))]:
-            if left.until_s <= now_s or left.computed_by not in self._linked or not is_here(left.node):
+            if not self._is_worth_offering(left, now_s):
                 continue
             if busy.count(left.computed_by) >= MAX_OFFERED:
                 self._waiting.append(left)
             else:
                 busy.append(left.computed_by)
                 self._offer(left, now_s)
+
+    def _is_worth_offering(self, left: Left, now_s: float) -> bool:
+        peer = left.computed_by
+        takes = peer in self._linked and now_s >= self._refused.get(peer, -math.inf)
+        return takes and left.until_s >= now_s + LEAST_S and is_here(left.node)
 
     def _offer(self, left: Left, now_s: float) -> None:
         number = ahead_id(left.room)

@@ -255,7 +255,7 @@ class UnifiedCore:
             return
         self._cache.sessions.arrived(event.request, now_s)
         if kind is LegKind.DECODE:
-            event.request.computed_by = event.peer
+            event.request.computed_by = event.computed_by or event.peer
         if self._pulls and event.holder is not None and kind is not LegKind.DECODE:
             self._pulling.begin(event.request, event.holder, now_s)
         if self._pulls and event.request.contents and kind is not LegKind.DECODE:

@@ -75,6 +75,7 @@ class Pull:
     bytes_before: int  # of other pulls from the same peer, when it began
     has_rows: bool = False  # of an image, and no KV
     is_offered: bool = False  # by who has it: he waits to hear what came of it
+    is_hurried: bool = False  # its offer's time is over before one would lose patience: missing that is nobody's fault
     phase: Phase = Phase.ASKED
     num_pages: int = 0  # of tokens, that were written
     written: Pages = field(default_factory=NO_PAGES.copy)  # those, and the ones of windows

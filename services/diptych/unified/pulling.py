@@ -28,6 +28,7 @@ from diptych.engine.values.events import DigestPages, Effect, PeerUp, PrefixHold
 from diptych.engine.values.request import Request, page_names
 from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.kvtransfer import notes
+from diptych.unified.ahead import caller
 from diptych.unified.pull import Phase, Pull, Signal, pull_id
 from diptych.unified.pull_prices import MIN_PATIENCE_S, ROWS_PATIENCE_S, PullPrices
 
@@ -185,12 +186,13 @@ class Pulling:
         if arriving is None:
             return None
         generations = tuple(self._cache.pool.generations(arriving.pages).tolist())
-        until_s = now_s + min(self._prices.patience_s(load_s, wanted.patience_s), within_s)
+        patience_s = self._prices.patience_s(load_s, wanted.patience_s)
+        until_s = now_s + min(patience_s, within_s)
         num_bytes = self._num_bytes(wanted, start)
         before = self._prices.began(wanted.peer, num_bytes)
         sizes = compute_s, num_bytes, before
         pull = Pull(wanted.number, wanted.peer, arriving, generations, wanted.names, now_s, until_s, *sizes)
-        pull.is_offered = offer is not None
+        pull.is_offered, pull.is_hurried = offer is not None, within_s < patience_s
         self._pulls[pull.id] = pull
         self._effects.append(SendNote(wanted.peer, self._note(pull)))
         return pull
@@ -265,7 +267,7 @@ class Pulling:
             self._reject(self._pulls[number], now_s)
 
     def _accept(self, pull: Pull, now_s: float) -> None:
-        self._pages.accept(pull.arriving, pull.num_pages)
+        self._pages.accept(pull.arriving, pull.num_pages, caller(pull.id))
         took_s = now_s - pull.began_s
         num_bytes = pull.bytes_before + len(pull.written) * self._means.page_nbytes
         self._prices.came(pull.peer, num_bytes, took_s, now_s)
@@ -294,7 +296,7 @@ class Pulling:
         Who is late with rows is asked for others all the same: a router names it behind an image that it has encoded.
         """
         self._counts.pulls_missed += 1
-        if not pull.has_rows:
+        if not pull.is_hurried and not pull.has_rows:
             self._prices.missed(pull.peer, now_s)
         pull.on(Signal.GIVEN_UP)
         pull.given_up_s = pull.asked_s = now_s

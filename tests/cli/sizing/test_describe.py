@@ -241,6 +241,29 @@ def test_of_a_model_that_sees_images_the_tower_is_told(
     assert "a token for 8 by 8 pixels, 4 to 64 an image; 128 B a token until its prompt is computed" in text
 
 
+def test_of_gemma_3_4b_the_tower_and_its_256_tokens_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it is published. The tower has no head, and what is behind it is one matrix and a norm."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    vision = {"hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "num_attention_heads": 16}
+    vision |= {"num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False}
+    architectures = ["Gemma3ForConditionalGeneration"]
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, architectures=architectures)
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = transformers.Gemma3ForConditionalGeneration(config).model
+    parts = [
+        sum(tensor.numel() for tensor in part.parameters())
+        for part in (model.language_model, model.vision_tower, model.multi_modal_projector)
+    ]
+    found = described(tmp_path, capsys)
+    assert (found["parameters"], found["tower"]["parameters"]) == (sum(parts), sum(parts[1:]))
+    assert (found["tower"]["least_image_tokens"], found["tower"]["most_image_tokens"]) == (256, 256)
+    told = as_text(read_config(tmp_path), Plan(80.0, 0.9, 1, 16, "bfloat16"))
+    assert "a token for 56 by 56 pixels, 256 an image" in told
+
+
 def test_people_are_told_what_fits_and_what_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = transformers.Qwen3Config(**PUBLISHED["Qwen3-32B"][1], architectures=["Qwen3ForCausalLM"])
     config.save_pretrained(tmp_path)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
 from diptych.engine.cache import sessions
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.cache.peer_pages import PeerPages
+from diptych.engine.cache.return_times import ToolKey
 from diptych.engine.cache.sessions import BACK_S, MAX_EARLY
+from diptych.engine.cache.tree.pins import Pin
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.request_groups import Account, Life
@@ -50,6 +53,13 @@ class World:
         if tool:
             self.cache.sessions.called(made.room, tool, now_s)
         return made
+
+    def pull(self, text: Sequence[int], caller: int) -> None:
+        """Have all of a text that is not here come from a peer."""
+        pages = PeerPages(self.cache)
+        arriving = pages.expect(np.array(text, np.int64), b"", 0)
+        assert arriving is not None
+        pages.accept(arriving, len(text) // PAGE - arriving.first_page, caller)
 
     def num_found(self, text: range) -> int:
         return self.cache.tree.peek(np.array(text, np.int64))
@@ -138,6 +148,41 @@ def test_a_word_may_come_before_the_end_of_its_request(world: World) -> None:
     made.computed_len = made.num_tokens
     world.cache.retire(made)
     assert len(world.cache.tree.pins) == 1
+
+
+def test_what_comes_of_its_own_text_is_kept_with_it_and_what_comes_of_another_that_begins_alike_is_not(
+    world: World,
+) -> None:
+    session = world.serve(FIRST, 0.0, "shell")
+    (away,) = world.cache.sessions._away.values()
+    pins, end = world.cache.tree.pins, away.node
+    for caller in (0, session.room + 1):
+        world.pull([*FIRST, *range(50 + 8 * caller, 58 + 8 * caller)], caller)
+        assert (list(pins._pins), pins.num_pages, away.node) == ([end], 6, end)
+    world.pull([*FIRST, *range(8)], session.room)
+    assert (away.node.end, list(pins._pins), pins.num_pages) == (8, [away.node], 8)
+
+
+@pytest.mark.parametrize("times", [(10.0, 20.0), (20.0, 10.0)])
+def test_a_text_that_two_sessions_have_is_kept_for_the_longer_time(world: World, times: tuple[float, float]) -> None:
+    world.serve(range(100, 132), 0.0, "shell")
+    session = world.serve(FIRST, 0.0, "shell")
+    tree = world.cache.tree
+    ends = [tree.end_of(np.array(text)) for text in (FIRST, range(100, 132))]
+    for end, until_s in zip(ends, times, strict=True):
+        tree.pin(end, Pin(ToolKey("", "shell"), 0.0, 0.0, until_s))
+    world.cache.sessions.extended(ends[1], session.room)
+    assert [(node, pin.until_s) for node, pin in tree.pins._pins.items()] == [(ends[1], 20.0)]
+
+
+def test_a_text_stays_kept_for_another_session_that_ended_there(world: World) -> None:
+    session = world.serve(FIRST, 0.0, "shell")
+    (away,) = world.cache.sessions._away.values()
+    end, other = away.node, world.request(FIRST[:16], 1.0)
+    world.cache.sessions.ended(other, end, 1.0)
+    world.cache.sessions.called(other.room, "shell", 1.0)
+    world.pull([*FIRST, *range(8)], session.room)
+    assert [*world.cache.tree.pins._pins] == [end, away.node]
 
 
 def test_words_of_unknown_rooms_take_bounded_memory_and_do_nothing(world: World) -> None:

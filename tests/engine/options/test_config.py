@@ -107,6 +107,9 @@ def test_fewer_loaded_adapters_than_slots_are_refused_and_some_without_a_slot(ch
         ({"shared_cache": "file://kv", "shared_cache_mib": 64}, "--shared-cache needs the whole path"),
         ({"shared_cache": "file:///kv"}, "--shared-cache needs --shared-cache-mib"),
         ({"shared_cache": "valkey://us:secret@kv"}, "--shared-cache takes no passwords"),
+        ({"shared_cache": "valkey://kv:1/0?username=us&password=secret"}, "--shared-cache takes no options"),
+        ({"shared_cache": "rediss://kv?ssl_check_hostname=no"}, "--shared-cache takes no options"),
+        ({"shared_cache": "valkeys://kv#secret"}, "--shared-cache takes no options"),
         ({"shared_cache": "valkey://"}, "--shared-cache needs the server's name"),
         ({"shared_cache": "redis://kv", "shared_cache_mib": 64}, "maxmemory-policy allkeys-lru"),
         ({"shared_cache": "s3://kv/a", "shared_cache_mib": 64}, "give the bucket a lifecycle rule"),
@@ -114,5 +117,6 @@ def test_fewer_loaded_adapters_than_slots_are_refused_and_some_without_a_slot(ch
     ],
 )
 def test_what_outlives_a_process_has_a_place_and_a_size(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as refused:
         EngineOptions(**options).validate()
+    assert "secret" not in str(refused.value)

@@ -15,9 +15,10 @@ from diptych.architectures.vision import VisionInput, qwen_input
 from diptych.engine.schedule import packing
 from diptych.engine.schedule.admission import refuse
 from diptych.engine.schedule.packing import Packing
-from diptych.engine.values import step
+from diptych.engine.values import image_chunks
 from diptych.engine.values.batch import StepResult
 from diptych.engine.values.events import Start
+from diptych.engine.values.image_chunks import ImageCuts
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import SAME_EVERYWHERE
 from diptych.engine.values.request import Request, new_request
@@ -88,15 +89,42 @@ def chunks_of(request: Request, most: int) -> list[int]:
 def test_a_chunk_has_one_large_image_or_several_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     images = [picture(0, 3, 5), picture(1, 4, 2), picture(2, 1, 2)]
     assert chunks_of(request_of(1, seen(*images)), 99) == [len(keys_of(seen(*images)))]
-    monkeypatch.setattr(step, "STEP_PIXELS", 10 * 64)
+    monkeypatch.setattr(image_chunks, "STEP_PIXELS", 10 * 64)
     first, second = 4 + 15 + 3, 8 + 3 + 2 + 4
     assert chunks_of(request_of(1, seen(*images)), 99) == [first, second]
     assert chunks_of(request_of(1, seen(*images)), 10) == [10, 10, 10, 9]
 
 
+@pytest.mark.parametrize(
+    ("most", "expected"), [(99, [32]), (20, [20, 12]), (16, [4, 16, 12]), (11, [4, 15, 4, 9]), (5, [4, 15, 4, 8, 1])]
+)
+def test_a_chunk_never_ends_inside_an_image_whose_rows_see_each_other(most: int, expected: list[int]) -> None:
+    """It ends in front of one that it has no room for, or takes it whole if it begins with it."""
+    request = request_of(1, [1, 2, 3, 4, picture(0, 3, 5), 6, 7, 8, 9, picture(1, 4, 2), 10])
+    found = []
+    while request.extend_len:
+        chunk = next_chunk(request, most, ImageCuts.BESIDE)
+        found.append(chunk.num_tokens)
+        request.computed_len += chunk.num_tokens
+    assert found == expected
+
+
+def test_an_image_that_is_not_cut_waits_for_a_step_with_room_or_of_its_own() -> None:
+    """Beside others it takes no more than the budget; alone it is begun, for no later step may have a larger one."""
+    image, text = request_of(1, [picture(0, 4, 5), 1]), request_of(2, [1, 2, 3])
+    for budget, first, admitted in ((24, [text], True), (20, [text], False), (8, [], True)):
+        packing = Packing(SAME_EVERYWHERE, budget, 8, 2, ImageCuts.BESIDE)
+        for request in first:
+            packing.add(request)
+        assert packing.admits(image, 0) is admitted
+    packing.add(image)
+    assert [chunk.num_tokens for chunk in packing.chunks] == [20]
+    assert not packing.has_room
+
+
 def test_text_passes_images_that_a_step_does_not_encode_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step has one of the large images, and the text behind them is in the first."""
-    monkeypatch.setattr(step, "STEP_PIXELS", 10 * 64)
+    monkeypatch.setattr(image_chunks, "STEP_PIXELS", 10 * 64)
     monkeypatch.setattr(packing, "STEP_PIXELS", 10 * 64)
     core = local_core(new_cache(), Limits(256, VOCAB_SIZE, frozenset(), 64, 8, vision=VISION))
     images = [seen(picture(seed, 4, 5), first=seed) for seed in range(3)]
@@ -110,7 +138,7 @@ def test_text_passes_images_that_a_step_does_not_encode_beside_others(monkeypatc
 
 
 def test_a_step_encodes_no_more_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "STEP_PIXELS", 10 * 64)
+    monkeypatch.setattr(image_chunks, "STEP_PIXELS", 10 * 64)
     monkeypatch.setattr(packing, "STEP_PIXELS", 10 * 64)
 
     def num_packed(*prompts: Any) -> int:

@@ -76,6 +76,7 @@ def legs() -> st.SearchStrategy[worker_pb2.StartLeg]:
         speculate=st.sampled_from(("", "off", "suffix", "ngram", "mtp")),
         prediction=st.binary(max_size=40),
         kind=I32,
+        computed_by_instance_id=U64,
         slo=st.none()
         | st.builds(worker_pb2.Slo, ttft_ms=FLOATS, tpot_ms=FLOATS, weight=FLOATS, sheddable=st.booleans()),
     )
@@ -105,6 +106,13 @@ def test_a_request_has_the_slo_of_its_leg() -> None:
     leg = worker_pb2.StartLeg(room=1, prompt_token_ids=[1], sampling=params_to_wire(SamplingParams()), slo=slo)
     request = codec.start_from_wire(leg, BARE, now_s=0.0, max_tokens=MAX_TOKENS).request
     assert request.slo == Slo(0.25, 0.04, 4.0, sheddable=True)
+
+
+def test_who_computed_a_prompt_is_the_peer_unless_its_leg_says_otherwise() -> None:
+    leg = worker_pb2.StartLeg(room=1, prompt_token_ids=[1], sampling=params_to_wire(SamplingParams()))
+    leg.peer_instance_id, leg.computed_by_instance_id = 5, 7
+    start = codec.start_from_wire(leg, BARE, now_s=0.0, max_tokens=MAX_TOKENS)
+    assert (start.peer, start.computed_by) == (5, 7)
 
 
 def test_what_a_leg_asks_for_is_looked_at_before_room_is_made_for_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -93,6 +94,13 @@ def test_a_server_that_is_not_there_is_an_error_of_a_call() -> None:
             ask()
     with pytest.raises(OSError, match="refused"):
         store.write("a", memoryview(b"0"))
+
+
+@pytest.mark.parametrize(("scheme", "is_checked"), [("valkeys", True), ("rediss", True), ("valkey", None)])
+def test_a_server_that_is_asked_by_tls_proves_that_it_has_the_name(scheme: str, is_checked: bool | None) -> None:
+    connection = open_valkey(f"{scheme}://kv.example:6380/0")._client.connection_pool.make_connection()
+    assert getattr(connection, "check_hostname", None) is is_checked
+    assert is_checked is None or connection.cert_reqs is ssl.CERT_REQUIRED
 
 
 def test_what_cannot_be_opened_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

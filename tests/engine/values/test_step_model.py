@@ -11,7 +11,7 @@ from diptych.engine.values.batch import ForwardBatch, ForwardMode
 from diptych.engine.values.step_model import H200_LLAMA_8B, TERMS, Evidence, StepModel, StepShape
 
 MODEL = StepModel(
-    *(100.0, 2.0, 3.0, 10.0, 20.0, 30.0, 40.0),
+    *(100.0, 2.0, 3.0, 10.0, 20.0, 30.0, 40.0, 240.0),
     *("small", "CPU, 1 thread", "float32", 2),
     Evidence(7, 0.02, 0.05, 1.01, ("prompt",), (1.0, 8.0, 400.0, 1.0, 512.0, 1e5, 2.0)),
 )
@@ -39,9 +39,16 @@ def test_the_shape_of_a_step(step: ForwardBatch, shape: StepShape) -> None:
 
 def test_a_step_takes_the_longer_of_reading_weights_and_of_its_prompts_products() -> None:
     assert MODEL.seconds(StepShape(2, 30, 0, 0.0, 0)) == 4 + 90 + 100
-    assert MODEL.seconds(StepShape(2, 30, 1, 0.5, 1)) == 4 + 90 + 100  # 85 of products
+    unlaunched = MODEL.with_term("launch", 0.0)
+    assert unlaunched.seconds(StepShape(2, 30, 1, 0.5, 1)) == 4 + 90 + 100  # 85 of products
     assert MODEL.seconds(StepShape(2, 30, 5, 7.0, 1)) == 4 + 90 + 10 + 100 + 210 + 40
     assert MODEL.work_s(StepShape(2, 30, 5, 7.0, 1)) == 100 + 210 + 40
+
+
+def test_a_step_with_prompts_takes_no_less_than_launching_it() -> None:
+    assert MODEL.seconds(StepShape(2, 30, 1, 0.5, 1)) == 240
+    assert MODEL.seconds(StepShape(2, 30, 5, 7.0, 1)) > 240
+    assert MODEL.seconds(StepShape(2, 30, 0, 0.0, 0)) < 240, "outputs alone are one launch"
 
 
 @pytest.mark.parametrize("model", [MODEL, H200_LLAMA_8B, StepModel()])
@@ -53,7 +60,7 @@ def test_a_file_of_sums_takes_as_long_as_it_said() -> None:
     sums = json.loads(MODEL.to_json()) | {"format": "diptych step model 1"}
     found = StepModel.from_json(json.dumps(sums))
     assert found == MODEL.with_term("prompt_step", 110.0)
-    assert found.seconds(StepShape(0, 0, 1, 0.5, 1)) == 100 + 10 + 20 + 15 + 40
+    assert found.with_term("launch", 0.0).seconds(StepShape(0, 0, 1, 0.5, 1)) == 100 + 10 + 20 + 15 + 40
     assert StepModel.from_json(found.to_json()) == found
 
 

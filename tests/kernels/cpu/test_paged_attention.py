@@ -45,6 +45,7 @@ class Kind:
     scale: float = 0.125
     rotated: float = 1.0  # part of a head
     sinks: bool = False
+    block: int = 0  # positions are cut into blocks of so many, whose tokens see each other; 0: none sees one behind it
 
 
 PLAIN = Kind()
@@ -104,7 +105,14 @@ class Pool:
             out_slots=np.concatenate([self.slots(row, seq_len - new) for row, (seq_len, new) in enumerate(spans)]),
             extend_lens=np.array(new_lens),
             page_table=self.page_table,
+            seen_ends=self._ends(new_lens) if self.kind.block else None,
         )
+
+    def _ends(self, new_lens: list[int]) -> I64:
+        """The last block ends where its request does."""
+        block, spans = self.kind.block, zip(self.seq_lens, new_lens, strict=True)
+        ends = [np.minimum((np.arange(end - new, end) // block + 1) * block, end) for end, new in spans]
+        return np.concatenate(ends)
 
     def _expected(self, states: Tensor, new_lens: list[int]) -> Tensor:
         results = []
@@ -125,6 +133,9 @@ class Pool:
             if self.kind.softcap:
                 scores = self.kind.softcap * torch.tanh(scores / self.kind.softcap)
             seen = torch.ones(new, seq_len, dtype=torch.bool).tril(seq_len - new)
+            if self.kind.block:
+                blocks = torch.arange(seq_len) // self.kind.block
+                seen |= blocks[seq_len - new :, None] == blocks
             if self.kind.window and self.kind.chunked:
                 chunks = torch.arange(seq_len) // self.kind.window
                 seen &= chunks[seq_len - new :, None] == chunks
@@ -147,6 +158,15 @@ class Pool:
         slots = slots[first:]
         self.kv[slots // self.page_size, LAYER, :, slots % self.page_size] = kv[first:]
         return kv.double()
+
+
+@pytest.mark.parametrize("heads", [Heads(9, 3, 64), Heads(4, 2, 256), Heads(2, 1, 80), Heads(2, 2, 6)])
+@pytest.mark.parametrize("kind", [Kind(block=5), Kind(block=70), Kind(block=33, window=20), Kind(block=100, window=70)])
+def test_tokens_see_others_of_their_block_also_behind_them(heads: Heads, kind: Kind) -> None:
+    """Chunks begin inside a block; blocks are larger and smaller than windows and than what is read at once."""
+    pool = Pool(heads, 16, [150, 3, 200, 71], kind)
+    out, expected = pool.run([150, 3, 47, 1])
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)

@@ -60,6 +60,13 @@ def test_another_worker_makes_outputs_where_the_busiest_has_less_to_do_then(num_
     assert chosen({1: making(num_outputs, 2500), 2: IDLE}, BUSY).decode_id == decode_id
 
 
+def test_a_prompt_delays_no_outputs_where_either_worker_has_its_first_token_in_time() -> None:
+    """The first has slack for it, and would have it sooner: the other has another one to compute."""
+    loads = {1: making(20, 4000, budget=6000), 2: computing(1, 4000)}
+    assert chosen(loads, replace(BUSY, prompt_len=4000, slo=Slo(1.0, 0.010))) == Pair(2, 1)
+    assert chosen(loads, replace(BUSY, prompt_len=4000, slo=Slo(0.19, 0.010))) == Pair(1, 1), "it would be late there"
+
+
 def test_prompts_are_computed_with_their_outputs_where_all_workers_make_some() -> None:
     """Else they would be in steps of their own, and the weights read once more."""
     loads = {1: making(30, 2500, budget=4000), 2: making(31, 2500, budget=4000)}

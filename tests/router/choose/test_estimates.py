@@ -160,6 +160,17 @@ def test_a_quiet_night_says_nothing_of_how_many_come_in_the_morning(estimates: E
     assert estimates.usual.rate == pytest.approx(0.2, rel=0.05)
 
 
+def test_another_load_is_noticed_within_some_dozens_of_requests(estimates: Estimates) -> None:
+    for number in range(8 * MEMORY):
+        estimates.came(0.02 * number, 0.0)
+        estimates.ended(400)
+    for number in range(40):
+        estimates.came(20.0 + 0.125 * number, 0.0)
+        estimates.ended(1000)
+    assert estimates.usual.rate == pytest.approx(8.0, rel=0.25)
+    assert estimates.output_len == pytest.approx(1000, rel=0.2)
+
+
 def test_workers_that_are_always_busy_have_a_price_too(estimates: Estimates) -> None:
     estimates.prefilled(1, 100, 0, 1.0)
     for _ in range(MEMORY):

@@ -310,3 +310,14 @@ def test_pixels_are_those_of_transformers_processor(
     image = read(file_of(picture(width, height)), VISION).image
     assert (image.height, image.width) == size
     assert hashlib.sha256(image.rgb).hexdigest()[:16] == digest
+
+
+@pytest.mark.parametrize(("width", "height"), [(50, 20), (16, 90), (32, 32)])
+def test_gemma_3_s_pixels_are_those_of_transformers_processor(width: int, height: int) -> None:
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    image, square = picture(width, height), replace(VISION, side=32, resampling="bilinear")
+    size: Any = {"height": 32, "width": 32}
+    processor = Gemma3ImageProcessorPil(size=size, do_rescale=False, do_normalize=False)
+    expected = processor(images=[image], return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
+    assert (pixels_of(read(file_of(image), square)) == expected).all()

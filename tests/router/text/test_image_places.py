@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,3 +103,12 @@ def test_texts_that_are_parted_by_an_image_are_not_one() -> None:
     check_written(
         chat([{"type": "text", "text": MARK[:3]}, {"type": "image"}, {"type": "text", "text": MARK[3:]}]), VISION
     )
+
+
+def test_what_a_template_writes_for_an_image_is_in_no_text_either_where_it_is_framed_afterwards() -> None:
+    framing = replace(VISION, frame="<|vision_start|><|image_pad|><|vision_end|>")
+    check_written(chat("a<|vision_start|>b"), VISION)
+    with pytest.raises(InvalidRequest, match="vision_start"):
+        check_written(chat("a<|vision_start|>b"), framing)
+    with pytest.raises(InvalidRequest, match="image_pad"):
+        check_written(chat(MARK), framing)

@@ -9,6 +9,7 @@ import pytest
 
 from diptych.common.members.roles import Role
 from diptych.common.members.terms import Feature, bits
+from diptych.router.choose.pairing import TEXT_KINDS
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.known_worker import KnownWorker
 from diptych.router.workers.worker_view import Pair
@@ -80,3 +81,14 @@ def test_one_that_takes_nothing_or_is_silent_is_not_asked(changed: dict[str, Any
 
 def test_while_no_pair_may_serve_nobody_is_asked() -> None:
     assert encoders(PREFILL, DECODE, record(3, Role.ENCODE, 1), pairs=()) == {}
+
+
+def test_pages_of_encode_workers_are_no_pages_of_prompts_and_one_that_is_not_reached_cuts_nobody_off() -> None:
+    workers = [KnownWorker(each) for each in (PREFILL, DECODE, record(3, Role.ENCODE, 1, page_size=64))]
+    fleet: Any = SimpleNamespace(_page_sizes=None, _kinds=TEXT_KINDS, own_workers=lambda: workers)
+    fleet._serving_workers = lambda: Fleet._serving_workers(fleet)
+    assert Fleet.page_sizes.__get__(fleet) == {16}
+    reached = [worker.view(is_reached=worker.role is not Role.ENCODE) for worker in workers]
+    assert not Fleet.is_cut_off(SimpleNamespace(_views=lambda: reached))  # type: ignore[arg-type]
+    lost = [worker.view(is_reached=False) for worker in workers]
+    assert Fleet.is_cut_off(SimpleNamespace(_views=lambda: lost))  # type: ignore[arg-type]

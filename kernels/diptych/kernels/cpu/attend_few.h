@@ -161,9 +161,10 @@ static void attend_heads(const struct attention *job, const struct head *head, i
     }
 }
 
-/* All query heads of one KV head and one token, which attends to itself and to what its window holds before it. */
+/* All query heads of one KV head and one token, which attends to what it sees: see `seen_ends`. */
 static void attend_token(const struct attention *job, const struct head *head, int64_t token) {
     const int64_t group = group_size(job->step), first_head = head->kv_head * group;
     const int64_t position = job->step->positions[token];
-    attend_heads(job, head, token, first_head, first_head + group, first_key(job->layer, position), position + 1);
+    const int64_t first = first_key(job->layer, position), end = seen_end(job->step, token);
+    attend_heads(job, head, token, first_head, first_head + group, first, end);
 }

@@ -50,6 +50,8 @@ class Tokens:
     out_slots: npt.NDArray[np.int64]  # [num_tokens]: page * page_size + offset
     extend_lens: npt.NDArray[np.int64]  # [batch_size]
     page_table: npt.NDArray[np.int32]  # [batch_size, max_pages]
+    # [num_tokens]: behind the last key that each sees, never falling within a request; None: itself is the last
+    seen_ends: npt.NDArray[np.int64] | None = None
 
 
 class _Layer(ctypes.Structure):
@@ -123,6 +125,7 @@ class _Step(ctypes.Structure):
         ("num_states", c_int64),
         ("kv_type", c_int64),
         ("num_borrowing_states", c_int64),
+        ("seen_ends", c_void_p),
     )
 
 
@@ -143,6 +146,7 @@ class PagedAttention:
         first_tokens = np.concatenate(([0], np.cumsum(tokens.extend_lens)))
         arrays = (tokens.positions, tokens.out_slots, first_tokens, tokens.page_table)
         self._arrays = tuple(np.ascontiguousarray(array) for array in arrays)
+        self._ends = None if tokens.seen_ends is None else np.ascontiguousarray(tokens.seen_ends)
         self._out_shape = len(tokens.positions), heads.num_heads * heads.value_dim
         self._qkv_width = row_size or heads.num_states * heads.head_dim
         self._borrowing_width = row_size or heads.num_heads * heads.head_dim
@@ -160,6 +164,7 @@ class PagedAttention:
             self._qkv_width,
             KV_TYPES[kv.dtype],
             self._borrowing_width,
+            None if self._ends is None else self._ends.ctypes.data,
         )
         self.pointer = ctypes.byref(self._step)
 
@@ -196,3 +201,6 @@ def _check(heads: Heads, kv: Tensor, tokens: Tokens) -> None:
     dtypes = [array.dtype for array in (tokens.positions, tokens.out_slots, tokens.extend_lens)]
     assert dtypes == [np.int64] * 3, dtypes
     assert tokens.page_table.dtype == np.int32, tokens.page_table.dtype
+    if tokens.seen_ends is not None:
+        assert tokens.seen_ends.dtype == np.int64, tokens.seen_ends.dtype
+        assert tokens.seen_ends.shape == tokens.positions.shape, tokens.seen_ends.shape

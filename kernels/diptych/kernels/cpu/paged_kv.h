@@ -26,6 +26,8 @@ struct attention_step {
     int64_t num_states; /* floats of a token in `attention.qkv`: an indexer's may lie behind queries, keys and values */
     int64_t kv_type;
     int64_t num_borrowing_states; /* num_states in layers that borrow: queries alone, unless an indexer's lie behind */
+    const int64_t *seen_ends; /* [num_tokens]: behind the last key that each sees, never falling within a request; NULL:
+                                 itself is the last */
 };
 
 /* How one layer attends, in every step. Mirrored in paged_attention.py. */
@@ -176,6 +178,9 @@ static inline int64_t first_key(const struct attention_layer *layer, int64_t pos
 }
 static inline int64_t seen_until(const struct attention_layer *layer, int64_t key) {
     return layer->chunked ? (key / layer->window + 1) * layer->window : key + layer->window;
+}
+static inline int64_t seen_end(const struct attention_step *step, int64_t token) {
+    return step->seen_ends ? step->seen_ends[token] : step->positions[token] + 1;
 }
 static inline int64_t block_of(int64_t key) { return key / KEY_BLOCK * KEY_BLOCK; }
 

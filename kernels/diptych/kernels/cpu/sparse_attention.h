@@ -32,7 +32,7 @@ static void attend_heads_in_tiles(const struct attention *job, const struct head
     for (int64_t start = 0; start < num_keys; start += KEY_BLOCK) {
         gather(head, start, 0, num_keys, &block);
         for (int64_t row = 0; row < num_rows; row += TILE_ROWS)
-            attend_rows(head, &block, row, (int)min_of(TILE_ROWS, num_rows - row), num_keys - 1, start);
+            attend_rows(head, &block, row, (int)min_of(TILE_ROWS, num_rows - row), num_keys - 1, NULL, start);
     }
     float *out = job->out + (token * job->step->num_heads + first_head) * value_dim;
     for (int64_t row = 0; row < num_rows; row++)

@@ -16,6 +16,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "prompt_token": "each token of a prompt",
     "prompt_pair": "each pair of such a token and one before it",
     "prompt": "each chunk of a prompt",
+    "launch": "a step with prompts at least",
 }
 
 
@@ -24,7 +25,7 @@ def as_text(model: StepModel) -> str:
     evidence = model.evidence
     whose = f"{model.model} on {model.device}, KV in {model.kv_dtype}" + (f", tp {model.tp}" if model.tp > 1 else "")
     error = f"error of a step: median {evidence.median_error:.1%}, p90 {evidence.p90_error:.1%}"
-    largest = evidence.largest or (0.0,) * len(TERMS)
+    largest = (*evidence.largest, *(0.0,) * len(TERMS))[: len(TERMS)]
     rows = [
         (name, f"{seconds * 1e6:.4g}" + ("?" if name in evidence.unidentified else ""), MEANINGS[name], f"{most:,.0f}")
         for name, seconds, most in zip(TERMS, model.terms, largest, strict=True)

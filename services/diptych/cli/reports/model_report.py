@@ -206,7 +206,8 @@ def _tower_facts(model: ModelConfig) -> Iterator[tuple[str, str]]:
     weights = f"{_billions(found['parameters'])} of the parameters, {_size(found['weights_bytes'])} on every rank"
     yield "images", f"a tower with {weights}"
     step, least, most = model.vision.step, found["least_image_tokens"], found["most_image_tokens"]
-    tokens = f"a token for {step} by {step} pixels, {least:,} to {most:,} an image"
+    an_image = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+    tokens = f"a token for {step} by {step} pixels, {an_image} an image"
     yield "", f"{tokens}; {_size(found['image_token_bytes'])} a token until its prompt is computed"
 
 

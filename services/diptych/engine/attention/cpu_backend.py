@@ -20,12 +20,14 @@ class CpuAttention:
         latent_dim = config.value_dim if config.num_planes == 1 else None
         self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, latent_dim)
         self._kv = kv
+        self._looks_ahead = config.sees_images_whole
         self._layers = attention_layers(config, kv, sinks, ropes)
         self._step: PagedAttention | None = None
 
     def init_forward_metadata(self, batch: StagedBatch) -> None:
         host = batch.host
-        tokens = Tokens(host.positions, host.out_slots, host.extend_lens, host.page_table)
+        seen_ends = host.seen_ends if self._looks_ahead and host.images else None
+        tokens = Tokens(host.positions, host.out_slots, host.extend_lens, host.page_table, seen_ends)
         self._step = PagedAttention(self._heads, self._kv, tokens)
 
     def forward_extend(self, qkv: Tensor, layer: int, out: Tensor) -> None:

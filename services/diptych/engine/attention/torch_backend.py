@@ -72,6 +72,7 @@ class TorchAttention:
         self._ropes = {rope: ropes[rope] for rope in map(config.rope_of, range(config.num_layers))}
         self._windows = {config.window(layer) for layer in range(config.num_layers)}
         self._sees_all = config.pooling is not None and config.pooling.sees_all  # each step has whole prompts then
+        self._looks_ahead = config.sees_images_whole
         self._metadata: Metadata | None = None
 
     def init_forward_metadata(self, batch: StagedBatch) -> None:
@@ -127,16 +128,22 @@ class TorchAttention:
     def _spans(self, batch: ForwardBatch, table: Tensor) -> tuple[Span, ...]:
         ends = batch.extend_lens.cumsum().tolist()
         lens = zip(batch.extend_lens.tolist(), batch.seq_lens.tolist(), strict=True)
+        ahead = self._looks_ahead and bool(batch.images)
+        seen_ends = torch.from_numpy(batch.seen_ends) if ahead else torch.empty(0, dtype=torch.int64)
         return tuple(
             Span(
                 start=end - extend_len,
                 end=end,
-                sights={each: self._sight(table[row], extend_len, seq_len, each) for each in self._windows},
+                sights={
+                    each: self._sight(table[row], extend_len, seq_len, each, seen_ends[end - extend_len : end])
+                    for each in self._windows
+                },
             )
             for row, (end, (extend_len, seq_len)) in enumerate(zip(ends, lens, strict=True))
         )
 
-    def _sight(self, pages: Tensor, extend_len: int, seq_len: int, window: int) -> Sight:
+    def _sight(self, pages: Tensor, extend_len: int, seq_len: int, window: int, seen_ends: Tensor) -> Sight:
+        """`seen_ends`: of the new tokens, see `ForwardBatch`; empty: none sees what is behind itself."""
         positions, page_size = torch.arange(seq_len - extend_len, seq_len), self._page_size
         if self._sees_all:
             return Sight(pages[: -(-seq_len // page_size)], slice(0, seq_len), self._both_sides(positions, window))
@@ -144,10 +151,11 @@ class TorchAttention:
         first = int(firsts[0])
         start = first // page_size * page_size
         seen, keys = pages[start // page_size : -(-seq_len // page_size)], slice(first - start, seq_len - start)
-        if not firsts.any() and seq_len == extend_len:
+        if not firsts.any() and seq_len == extend_len and not len(seen_ends):
             return Sight(seen, keys, None)
         places = torch.arange(first, seq_len)
-        mask = (places <= positions[:, None]) & (places >= firsts[:, None])
+        ends = seen_ends if len(seen_ends) else positions + 1
+        mask = (places < ends[:, None]) & (places >= firsts[:, None])
         return Sight(seen, keys, mask.to(self._kv.device))
 
     def _both_sides(self, positions: Tensor, window: int) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
@@ -32,17 +33,30 @@ class _Step:
     others: Chunks
 
     @staticmethod
-    def of(batch: StagedBatch, num_single: int, max_extend_len: int, prompts: PromptStep | None = None) -> _Step:
+    def of(
+        batch: StagedBatch,
+        num_single: int,
+        max_extend_len: int,
+        prompts: PromptStep | None = None,
+        seen_ends: Tensor | None = None,
+    ) -> _Step:
         single = Requests(batch.page_table[:num_single], batch.seq_lens[:num_single], _groups_of(batch, num_single))
         others = Requests(batch.page_table[num_single:], batch.seq_lens[num_single:])
         starts = batch.extend_starts[num_single:] - num_single
         longest = int(batch.host.seq_lens[num_single:].max(initial=0))
-        return _Step(batch, num_single, single, Chunks(others, starts, max_extend_len, longest, prompts))
+        return _Step(batch, num_single, single, Chunks(others, starts, max_extend_len, longest, prompts, seen_ends))
 
 
 def _groups_of(batch: StagedBatch, num_single: int) -> RowGroups | None:
     groups = batch.row_groups
     return groups and RowGroups(groups.firsts[:num_single], groups.counts[:num_single])
+
+
+def _seen_ends(batch: StagedBatch, num_single: int) -> Tensor:
+    """Return those of all tokens but the first, on the device. A row of one token that is an image's is its last."""
+    ends = torch.from_numpy(batch.host.seen_ends[num_single:].astype(np.int32))
+    device = batch.positions.device
+    return ends.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else ends
 
 
 class TritonAttention:
@@ -61,6 +75,7 @@ class TritonAttention:
         self._layers = gpu_layers(config, kv, sinks, ropes)
         self._kernels = kernels
         self._prompts = prompts
+        self._looks_ahead = config.sees_images_whole
         self._num_positions = min(len(at.rope) for at in self._layers)
         self._step: _Step | None = None
 
@@ -69,6 +84,9 @@ class TritonAttention:
         lens, longest = batch.host.extend_lens, int(batch.host.seq_lens.max())
         assert longest <= self._num_positions, f"{longest} tokens, but the pool is for {self._num_positions}"
         num_single = int(np.append(lens != 1, True).argmax())
+        if self._looks_ahead and batch.host.images:
+            self._step = _Step.of(batch, num_single, int(lens.max()), seen_ends=_seen_ends(batch, num_single))
+            return
         prompts = self._kernels.plan(lens[num_single:], batch.host.seq_lens[num_single:])
         self._step = _Step.of(batch, num_single, int(lens.max()), prompts)
 

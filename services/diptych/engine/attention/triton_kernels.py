@@ -59,6 +59,7 @@ class Chunks:
     max_len: int
     longest: int = 0  # tokens of a request, with its new ones, at most; 0: its prefix is not to be shared out
     prompts: PromptStep | None = None
+    seen_ends: Tensor | None = None  # int32 [num_tokens]: see `ForwardBatch`; None: no token sees one behind itself
 
 
 class AttentionKernels(Protocol):
@@ -155,6 +156,8 @@ class PairKernels:
     def _choose(self, at: GpuLayer, queries: Tensor, chunks: Chunks) -> Attend:
         num_kv_heads, group = at.kv.shape[3], queries.shape[1] // at.kv.shape[3]
         rows = len(queries) * group, chunks.max_len * group
+        if chunks.seen_ends is not None:
+            return partial(extend_attention, seen_ends=chunks.seen_ends)
         if self._shares is None or not is_short(*rows, num_kv_heads, queries.shape[2]):
             return extend_attention
         return partial(split_extend_attention, workspace=self._shares, longest=chunks.longest)
@@ -179,7 +182,8 @@ class FixedOrderKernels:
 
     def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
         tile = fixed_tile(self._config.head_dim, queries.dtype)
-        extend_pairs(self._config, at, queries, out, chunks, partial(extend_attention, tile=tile))
+        attend = partial(extend_attention, tile=tile, seen_ends=chunks.seen_ends)
+        extend_pairs(self._config, at, queries, out, chunks, attend)
 
 
 def extend_pairs(

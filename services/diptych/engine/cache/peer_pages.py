@@ -77,8 +77,11 @@ class PeerPages:
             return None
         return Arriving(tokens, extra_key, match.node, first, cache.take_for_peer(count), num_uses)
 
-    def accept(self, arriving: Arriving, num_pages: int) -> None:
-        """The first pages of tokens are here and verified, with what is seen behind them. No write comes any more."""
+    def accept(self, arriving: Arriving, num_pages: int, caller: int = 0) -> None:
+        """The first pages of tokens are here and verified, with what is seen behind them. No write comes any more.
+
+        `caller`: the room of a request that has called a tool, if this is its text; any other number changes nothing.
+        """
         cache, first = self._cache, arriving.first_page
         num_tokens = (first + num_pages) * cache.page_size
         text, beside = np.split(arriving.pages, [len(arriving.tokens) // cache.page_size - first])
@@ -92,7 +95,7 @@ class PeerPages:
         cache.tree.lock(insertion.node)
         unused.append(self._keep_windows(insertion.node, first + num_pages, beside))
         cache.tree.unlock(insertion.node)
-        cache.sessions.extended(insertion.node)
+        cache.sessions.extended(insertion.node, caller)
         cache.tree.unlock(node)
         cache.pool.release(np.concatenate(unused))
         cache.sweep()

@@ -57,6 +57,7 @@ class Left(NamedTuple):
 class _Away:
     """A session between a call and its answer."""
 
+    room: int  # of the request that called
     since_s: float
     key: ToolKey
     node: Node
@@ -133,24 +134,29 @@ class Sessions:
         if place is None:
             return  # it has been evicted already, or is too short
         key = ToolKey(ended.tenant, tool[:MAX_TOOL_LEN])
-        away = _Away(now_s, key, ended.node, place, ended.job_since_s)
+        away = _Away(room, now_s, key, ended.node, place, ended.job_since_s)
         self._leave(away)
         ttl_s = self._pin(away, now_s)
         if ttl_s > 0 and ended.computed_by:
             wait_s = self._times.wait_s(key, ttl_s)
             self.left.append(Left(room, away.node, ended.computed_by, wait_s, now_s + ttl_s))
 
-    def extended(self, node: Node) -> None:
-        """More of a text has come from a peer, up to `node`: if its session is away, that is kept as well."""
-        for step in node.path():
-            pin = self._tree.pins.get(step)
-            if step is node or pin is None or pin.key is None:
-                continue
-            for away in [away for away in self._away.values() if away.node is step]:
-                away.node = node
-            self._tree.pin(node, pin)
-            self._tree.unpin(step)
+    def extended(self, node: Node, room: int) -> None:
+        """More of the text that a request has left has come from a peer, up to `node`: its pin moves there.
+
+        No other pin does: what else begins with the text of a session may go on otherwise.
+        """
+        away = next((each for each in self._away.values() if each.room == room), None)
+        if away is None or away.node is node or away.node not in node.path():
             return
+        old, away.node = away.node, node
+        pin, known = self._tree.pins.get(old), self._tree.pins.get(node)
+        if pin is None:
+            return
+        if known is None or known.until_s < pin.until_s:
+            self._tree.pin(node, pin)
+        if all(each.node is not old for each in self._away.values()):
+            self._tree.unpin(old)
 
     def arrived(self, request: Request, now_s: float) -> None:
         """A request begins. If it is a session that was away, its job is older than it is."""

@@ -3,7 +3,7 @@
 Products are those of `Ops`, attention is torch's. It keeps nothing: an image is computed at once, alone, so that its
 rows do not depend on what else is in a step. On a GPU all of it is queued on the step's stream: nobody waits.
 
-Source of the layers: the towers of Qwen2.5-VL (arXiv 2502.13923) and Qwen3-VL.
+Source of the layers: the towers of Qwen2.5-VL (arXiv 2502.13923) and Qwen3-VL, and SigLIP (arXiv 2303.15343).
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ class VisionTower:
         biased = [f"{name}_bias" for name in (f"{TARGET}patches", *self._matrices, *_norms(tower))]
         self._biases = {name: weights.vector(name) for name in biased}
         self._norms = {name: weights.constant(name) for name in _norms(tower)}
+        self._mean_norm = weights.norm(f"{TARGET}mean.norm") if tower.is_averaged else None
         kernel = weights.constant(f"{TARGET}patches")
-        self._kernel = kernel.float().sum(2).flatten(1).to(dtype)  # an image's frames are equal
+        frames = kernel.float().view(*kernel.shape[:2], -1, tower.patch_size**2)
+        self._kernel = frames.sum(2).flatten(1).to(dtype)  # an image's frames are equal
         device = kernel.device
         self._mean, self._std = (
             255 * torch.tensor(each, dtype=torch.float32, device=device)
@@ -76,7 +78,7 @@ class VisionTower:
         x, taps = F.linear(self._patches(image), self._kernel, self._biases[f"{TARGET}patches_bias"]), []
         if self._positions is not None:
             x = x + self._learned(self._positions, grid)
-        turning = self._turning(grid)
+        turning = self._turning(grid) if tower.rotates else None
         everywhere = [torch.arange(len(x), device=x.device)[None]]
         windows = [brought(each, x.device) for each in window_patches(grid, tower.merge_size, tower.window)]
         for layer in range(tower.num_layers):
@@ -85,6 +87,8 @@ class VisionTower:
             if layer in tower.taps:
                 taps.append(self._merged(x, f"{TARGET}tap.{tower.taps.index(layer)}", norms_joined=True))
             on_layer()
+        if self._mean_norm is not None:
+            return self._averaged(x, self._mean_norm)[None]
         return torch.stack([self._merged(x, f"{TARGET}merge", norms_joined=False), *taps])
 
     def _patches(self, image: Image) -> Tensor:
@@ -103,7 +107,7 @@ class VisionTower:
         angles = (places[..., None].float() * self._frequencies).transpose(0, 1).flatten(1)
         return angles.cos()[:, None], angles.sin()[:, None]
 
-    def _layer(self, x: Tensor, name: str, seen: Sequence[Tensor], turning: tuple[Tensor, Tensor]) -> Tensor:
+    def _layer(self, x: Tensor, name: str, seen: Sequence[Tensor], turning: tuple[Tensor, Tensor] | None) -> Tensor:
         x = x + self._attend(self._norm(x, f"{name}norm1"), name, seen, turning)
         inner = self._product(
             self._norm(x, f"{name}norm2"), f"{name}up", self._tower.ffn_size * (1 + self._tower.gated)
@@ -112,11 +116,12 @@ class VisionTower:
         inner = activated * inner[:, self._tower.ffn_size :] if self._tower.gated else activated
         return x + self._product(inner, f"{name}down", self._tower.hidden_size)
 
-    def _attend(self, x: Tensor, name: str, seen: Sequence[Tensor], turning: tuple[Tensor, Tensor]) -> Tensor:
+    def _attend(self, x: Tensor, name: str, seen: Sequence[Tensor], turning: tuple[Tensor, Tensor] | None) -> Tensor:
         """`seen`: `[num_windows, num_patches]` for each size of windows: patches see those of their own one."""
         heads = self._tower.num_heads
         states = self._product(x, f"{name}qkv", 3 * self._tower.hidden_size).view(len(x), 3 * heads, -1)
-        rotate(states[:, : 2 * heads], *turning)
+        if turning is not None:
+            rotate(states[:, : 2 * heads], *turning)
         found = torch.empty_like(x)
         for patches in seen:
             queries, keys, values = torch.split(states[patches].transpose(1, 2), heads, dim=1)
@@ -129,6 +134,12 @@ class VisionTower:
         joined = self._norm(x.view(-1, size) if norms_joined else x, f"{name}.norm").view(-1, size)
         inner = F.gelu(self._product(joined, f"{name}.up", size))
         return self._product(inner, f"{name}.down", self._tower.out_size)
+
+    def _averaged(self, x: Tensor, norm: Tensor) -> Tensor:
+        """Return the rows of a tower whose patches become one as their mean."""
+        means = self._norm(x, f"{TARGET}last").view(-1, self._tower.merge_size**2, x.shape[1]).mean(1)
+        normed = F.rms_norm(means.float(), norm.shape, norm.float(), NORM_EPS).to(x.dtype)
+        return self._product(normed, f"{TARGET}mean.down", self._tower.out_size)
 
     def _learned(self, positions: Matrix, grid: tuple[int, int]) -> Tensor:
         """Return `[num_patches, hidden_size]`: the square of learned positions, stretched to the image's corners."""
@@ -164,15 +175,18 @@ def brought(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 def _matrices(tower: Tower) -> list[str]:
     of_layers = [f"{TARGET}{layer}.{name}" for layer in range(tower.num_layers) for name in ("qkv", "o", "up", "down")]
-    return [*of_layers, *(f"{name}.{which}" for name in _mergers(tower) for which in ("up", "down"))]
+    behind = ("down",) if tower.is_averaged else ("up", "down")
+    return [*of_layers, *(f"{name}.{which}" for name in _mergers(tower) for which in behind)]
 
 
 def _norms(tower: Tower) -> list[str]:
     of_layers = [f"{TARGET}{layer}.{name}" for layer in range(tower.num_layers) for name in ("norm1", "norm2")]
-    return [*of_layers, *(f"{name}.norm" for name in _mergers(tower))]
+    return [*of_layers, *([f"{TARGET}last"] if tower.is_averaged else [f"{name}.norm" for name in _mergers(tower)])]
 
 
 def _mergers(tower: Tower) -> list[str]:
+    if tower.is_averaged:
+        return [f"{TARGET}mean"]
     return [f"{TARGET}merge", *(f"{TARGET}tap.{tap}" for tap in range(len(tower.taps)))]
 
 

@@ -25,6 +25,7 @@ PARTS: Final[Mapping[str, str]] = {  # and the terms that they are, of a model
     "prompt-step": "prompt_step",
     "pair": "prompt_pair",
     "chunk": "prompt",
+    "launch": "launch",
 }
 
 

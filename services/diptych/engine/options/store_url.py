@@ -8,7 +8,8 @@ from urllib.parse import unquote, urlsplit
 from diptych.common.errors import ConfigError
 
 DIRECTORY: Final = "file"  # scheme of a store that nobody else bounds
-VALKEY: Final = ("valkey", "valkeys", "redis", "rediss")  # with an s at its end: by TLS
+ENCRYPTED: Final = ("valkeys", "rediss")  # by TLS
+VALKEY: Final = ("valkey", "redis", *ENCRYPTED)
 SCHEMES: Final = (DIRECTORY, "s3", "s3a", "gs", "az", "abfs", "abfss", *VALKEY)
 
 
@@ -20,6 +21,11 @@ def directory_of(url: str) -> str | None:
 
 def is_valkey(url: str) -> bool:
     return urlsplit(url).scheme in VALKEY
+
+
+def is_encrypted(url: str) -> bool:
+    """Whether a server of `VALKEY` is asked by TLS."""
+    return urlsplit(url).scheme in ENCRYPTED
 
 
 def check_store(url: str, mib: int) -> None:
@@ -45,6 +51,11 @@ def _check_valkey(url: str, mib: int) -> None:
     if "@" in urlsplit(url).netloc:
         raise ConfigError(
             "--shared-cache takes no passwords: drop what is before @, and set VALKEY_USERNAME and VALKEY_PASSWORD"
+        )
+    if "?" in url or "#" in url:
+        raise ConfigError(
+            "--shared-cache takes no options in Valkey's URL: drop what is behind ? or #, set VALKEY_USERNAME and"
+            " VALKEY_PASSWORD, and name a database by the path, as valkey://kv.example:6379/1"
         )
     if not urlsplit(url).hostname:
         raise ConfigError(f"--shared-cache needs the server's name, as valkey://kv.example:6379/0, not {url!r}")

@@ -237,6 +237,9 @@ def _flashinfer(setting: Setting) -> Made:
     _check_gpu("flashinfer", setting)
     if setting.config.sinks:
         raise ConfigError("attention backend 'flashinfer' knows no attention sinks, which this model has; use 'triton'")
+    if setting.config.sees_images_whole:
+        words = "attention backend 'flashinfer' has no images whose rows see each other, which this model has"
+        raise ConfigError(f"{words}; use 'triton'")
     if setting.config.chunked:
         raise ConfigError("attention backend 'flashinfer' knows windows that slide, and no chunks; use 'triton'")
     if setting.group is not None:

@@ -67,11 +67,9 @@ class EncodedImages:
 
     def encode_extremes(self, vision: VisionInput) -> Tensor:
         """Encode black images, the smallest and the largest that there are; return this one's rows, kept nowhere."""
-        side = math.isqrt(vision.max_pixels) // vision.step * vision.step
-        height = max(vision.step, side)
-        width = max(vision.step, vision.max_pixels // height // vision.step * vision.step)
-        self._black(vision.step, vision.step)
-        return self._black(height, width)
+        smallest, largest = vision.extremes
+        self._black(*smallest)
+        return self._black(*largest)
 
     def _black(self, height: int, width: int) -> Tensor:
         return self._tower_now().encode(Image(height, width, bytes(3 * height * width)))

@@ -23,7 +23,7 @@ def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int,
         return Failure(FailureCode.INVALID, f"room {request.room:016x} is already in use")
     if request.prompt_len < 1:
         return Failure(FailureCode.INVALID, "the prompt is empty")
-    if request.contents and (problem := refuse_contents(request, limits.vision)) is not None:
+    if request.contents and (problem := refuse_contents(request, limits)) is not None:
         return Failure(FailureCode.INVALID, problem)
     if request.prompt_len >= max_tokens + is_pooled:
         words = f"the prompt has {request.prompt_len} tokens; this worker takes fewer than {max_tokens} with output"
@@ -42,14 +42,21 @@ def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int,
     return None
 
 
-def refuse_contents(request: Request, vision: VisionInput | None) -> str | None:
+def refuse_contents(request: Request, limits: Limits) -> str | None:
     """Say why the images of a prompt can't be taken; None when they can."""
+    vision = limits.vision
     if vision is None:
         return "the prompt has content that is no text; this model takes text only"
     scored, end = request.prompt_logprobs, request.contents[-1].end
     if scored is not None and scored.start + 1 < end:
         return f"log-probabilities of a prompt are of tokens: behind its last image they begin with start {end - 1}"
-    return next(filter(None, (refuse_image(each, vision) for each in request.contents)), None)
+    if (problem := next(filter(None, (refuse_image(each, vision) for each in request.contents)), None)) is not None:
+        return problem
+    longest = max(each.num_tokens for each in request.contents)
+    if vision.is_whole and longest > limits.max_whole_tokens:
+        words = f"an image takes {longest} places, whose rows see each other"
+        return f"{words}: a step of this worker computes {limits.max_whole_tokens} at most (see --max-step-tokens)"
+    return None
 
 
 def refuse_image(content: ContentSegment, vision: VisionInput) -> str | None:

@@ -26,6 +26,7 @@ from diptych.engine.schedule.packing import Packing
 from diptych.engine.schedule.policies import arrival, due_s, gives_way
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight, common_len
 from diptych.engine.schedule.waiting_queue import WaitingQueue
+from diptych.engine.values.image_chunks import ImageCuts
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import PromptCost
 from diptych.engine.values.request import Request
@@ -75,6 +76,8 @@ class ExtendQueue:
         self._waiting = waiting
         self._max_batch_size = limits.max_requests
         self._cost = limits.prompt_cost
+        are_whole = limits.vision is not None and limits.vision.is_whole
+        self._cuts = ImageCuts.BESIDE if are_whole else ImageCuts.ANYWHERE
         self._extending: deque[Request] = deque()  # admitted, prompt not complete
         self._num_turns = 0
         self._in_flight = PrefixesInFlight(cache.page_size)  # of those, until what they computed is shared
@@ -182,7 +185,7 @@ class ExtendQueue:
         return chunks
 
     def _choose(self, now_s: float, budget: int, spare_pages: Callable[[Request], int]) -> list[Chunk]:
-        step = Packing(self._cost, budget, self._max_batch_size, len(self))
+        step = Packing(self._cost, budget, self._max_batch_size, len(self), self._cuts)
         timely, late = self._begun(now_s)
         if not self._go_on(step, timely):
             return step.chunks
@@ -211,6 +214,8 @@ class ExtendQueue:
                 self._turns.take(request)  # who waits for memory holds no slot
                 self._waiting.on_admitted(request)
                 self.add_admitted(request)
+                if not step.has_room_for(request, request.computed_len):  # less of it was cached than it seemed
+                    break
                 step.add(request)
                 continue
             if not self._waiting.set_aside_for_restore():

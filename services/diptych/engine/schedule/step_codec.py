@@ -20,6 +20,7 @@ def model_to_wire(model: StepModel) -> WireModel:
         prompt_token=model.prompt_token,
         prompt_pair=model.prompt_pair,
         prompt=model.prompt,
+        launch=model.launch,
         steps=evidence.num_steps,
         median_error=evidence.median_error,
         p90_error=evidence.p90_error,

@@ -65,7 +65,8 @@ def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, 
         labels=tuple(leg.label_token_ids),
     )
     holder = PrefixHolder(leg.holder.instance_id, leg.holder.num_tokens) if leg.HasField("holder") else None
-    return Start(request, leg.peer_instance_id, _LEG_KINDS.get(leg.kind), holder)
+    kind, computed_by = _LEG_KINDS.get(leg.kind), leg.computed_by_instance_id
+    return Start(request, leg.peer_instance_id, kind, holder, computed_by)
 
 
 def output_to_wire(output: Output) -> worker_pb2.LegOutput:

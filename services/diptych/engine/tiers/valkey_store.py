@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from diptych.common.errors import ConfigError
+from diptych.engine.options.store_url import is_encrypted
 from diptych.engine.tiers.object_store import CALL_S, CONNECT_S, NUM_DELETED
 from diptych.engine.tiers.page_format import Buffer
 
@@ -55,12 +56,14 @@ def open_valkey(url: str) -> ValkeyStore:
         library = import_module(LIBRARY)
     except ImportError:
         raise ConfigError(f"--shared-cache {url} needs valkey: install diptych[valkey]") from None
-    options = {
+    options: dict[str, Any] = {
         "username": os.environ.get("VALKEY_USERNAME"),
         "password": os.environ.get("VALKEY_PASSWORD"),
         "socket_connect_timeout": CONNECT_S,
         "socket_timeout": CALL_S,
     }
+    if is_encrypted(url):
+        options["ssl_check_hostname"] = True  # by itself it takes a certificate of any name
     try:
         return ValkeyStore(url, library.Valkey.from_url(url, **options))
     except ValueError as error:

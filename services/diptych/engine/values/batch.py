@@ -217,6 +217,18 @@ class ForwardBatch:
         return shifts + np.arange(len(shifts))
 
     @property
+    def seen_ends(self) -> I64:
+        """Return `[num_tokens]`: behind the last position that each token sees where rows of an image see each other.
+
+        The step has its images to their ends: see `VisionInput.is_whole`. Other tokens see nothing behind themselves.
+        """
+        ends: I64 = self.positions + 1
+        for image in self.images:
+            behind = image.token + image.num_rows
+            ends[image.token : behind] = ends[behind - 1]
+        return ends
+
+    @property
     def is_row(self) -> Bools:
         """Return `[batch_size]`: whether each is a row of 1 + k tokens. A prompt's only token is computed as one."""
         return self.extend_lens <= np.maximum(self.num_sampled, 1)

@@ -35,6 +35,7 @@ class Start:
     peer: int = 0
     kind: LegKind | None = None  # None: what the role says
     holder: PrefixHolder | None = None  # None: nobody has more of the prompt than we
+    computed_by: int = 0  # who computed the prompt, where the peer hands on what it got itself; 0: the peer
 
 
 @dataclass(frozen=True, slots=True)

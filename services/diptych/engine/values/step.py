@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, NamedTuple
 
+from diptych.engine.values.image_chunks import ImageCuts, len_beside_images, len_of_images
 from diptych.engine.values.request import Request
 
 Drafts = Mapping[int, tuple[int, ...]]  # by room: tokens that may come behind a request's newest one; none is empty
 
-STEP_PIXELS: Final = 1 << 20  # of images that a step encodes together; one image may have more
 MAX_SCORED_TOKENS: Final = 256  # in a chunk: each needs logits over the whole vocabulary
 
 
@@ -37,40 +37,25 @@ class Chunk:
         return range(max(self.start, wanted.start), min(self.start + self.num_tokens, request.prompt_len - 1))
 
 
-def chunk_len(request: Request, start: int, max_tokens: int) -> int:
-    """Return how many tokens of the request a chunk from `start` on has, at most `max_tokens` if it can be cut."""
+def chunk_len(request: Request, start: int, max_tokens: int, cuts: ImageCuts = ImageCuts.ANYWHERE) -> int:
+    """Return how many tokens of the request a chunk from `start` on has, at most `max_tokens` if it can be cut.
+
+    An image in which it begins, and that is not to be cut, is in it to its end.
+    """
     if request.is_whole:
         return request.num_tokens - start
     if request.prompt_logprobs is not None:
         max_tokens = min(max_tokens, max(0, request.prompt_logprobs.start - start) + MAX_SCORED_TOKENS)
     if request.contents:
-        max_tokens = min(max_tokens, _len_of_images(request, start))
+        max_tokens = min(max_tokens, len_of_images(request, start))
     ends = (cut for cut in request.cuts if cut > start)
-    return min(next(ends, request.num_tokens) - start, max_tokens)
+    num_tokens = min(next(ends, request.num_tokens) - start, max_tokens)
+    return num_tokens if cuts is ImageCuts.ANYWHERE else len_beside_images(request, start, start + num_tokens)
 
 
-def num_pixels(request: Request, start: int, num_tokens: int) -> int:
-    """Return the pixels of the images of which a chunk computes some: they may have to be encoded for it."""
-    if request.encodes is not None and request.encodes.image is not None:
-        return request.encodes.image.height * request.encodes.image.width
-    inside = (each for each in request.contents if each.start < start + num_tokens and each.end > start)
-    return sum(each.image.height * each.image.width for each in inside if each.image is not None)
-
-
-def _len_of_images(request: Request, start: int) -> int:
-    """Return how long a chunk may be: of one image, or of several that have few pixels together."""
-    pixels = 0
-    for content in request.contents:
-        if content.end > start and content.image is not None:
-            pixels += content.image.height * content.image.width
-            if pixels > STEP_PIXELS and content.start > start and num_pixels(request, start, content.start - start):
-                return content.start - start
-    return request.num_tokens - start
-
-
-def next_chunk(request: Request, max_tokens: int) -> Chunk:
-    """Return the part of the request that comes next, at most `max_tokens` of it."""
-    num_tokens = chunk_len(request, request.computed_len, max_tokens)
+def next_chunk(request: Request, max_tokens: int, cuts: ImageCuts = ImageCuts.ANYWHERE) -> Chunk:
+    """Return the part of the request that comes next: see `chunk_len`."""
+    num_tokens = chunk_len(request, request.computed_len, max_tokens, cuts)
     return Chunk(request, request.computed_len, num_tokens, is_last=num_tokens == request.extend_len)
 
 

@@ -2,8 +2,9 @@
 
 A step reads all weights, and computes products of prompts meanwhile, so it takes the longer of the two (Williams et al.
 2009): `step` stands for the read and for launching, the `prompt` terms for products. Attention compares each token of a
-prompt with all tokens before it, which `prompt_pair` counts. Requests that decode add `row` and `context`. A file holds
-a model of one checkpoint on one device: `diptych fit` writes it, simulations and planners read it.
+prompt with all tokens before it, which `prompt_pair` counts. Requests that decode add `row` and `context`. The kernels
+of a step with prompts are launched one by one, which takes the host `launch`: no such step is shorter. A file holds a
+model of one checkpoint on one device: `diptych fit` writes it, simulations and planners read it.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class StepModel:
     prompt_token: float = 0.0  # and for each token of a prompt
     prompt_pair: float = 0.0  # and for each pair of such a token and one before it
     prompt: float = 0.0  # and for each chunk of a prompt
+    launch: float = 0.0  # of a step with prompts at least, whatever it computes
     model: str = ""
     device: str = ""
     kv_dtype: str = ""
@@ -87,7 +89,7 @@ class StepModel:
         rows_s = self.row * shape.num_rows + self.context * shape.context_tokens
         if not shape.prompt_tokens:
             return rows_s + self.step
-        return rows_s + max(self.step, self.prompt_step + self.work_s(shape))
+        return max(self.launch, rows_s + max(self.step, self.prompt_step + self.work_s(shape)))
 
     def work_s(self, shape: StepShape) -> float:
         """Return how long the prompts of a step are computed, beside the constant of such a step."""
@@ -108,9 +110,9 @@ class StepModel:
 
     @staticmethod
     def of(terms: Iterable[float], evidence: Evidence = NO_EVIDENCE) -> StepModel:
-        """Return the model with these terms, in the order of `TERMS`."""
-        step, row, context, prompt_step, prompt_token, prompt_pair, prompt = terms
-        return StepModel(step, row, context, prompt_step, prompt_token, prompt_pair, prompt, evidence=evidence)
+        """Return the model with these terms, in the order of `TERMS`; the last ones may lack, and are 0."""
+        found: dict[str, Any] = dict(zip(TERMS, terms, strict=False))
+        return StepModel(**found, evidence=evidence)
 
     def with_term(self, name: str, seconds: float) -> StepModel:
         """Return the model with one term, of `TERMS`, changed."""
@@ -148,7 +150,7 @@ _WHOSE: Final = ("model", "device", "kv_dtype", "tp")
 TERMS: Final = tuple(each.name for each in fields(StepModel) if each.name not in (*_WHOSE, "evidence"))
 
 H200_LLAMA_8B: Final = StepModel(  # of the steps of two workers that served: `bench/results/slo.md`
-    *(4.48e-3, 0.0, 0.0339e-6, 3.47e-3, 20.85e-6, 1.227e-9, 0.0), "Llama-3-8B", "H200", "bfloat16"
+    *(4.48e-3, 0.0, 0.0339e-6, 3.47e-3, 20.85e-6, 1.227e-9, 0.0, 10.2e-3), "Llama-3-8B", "H200", "bfloat16"
 )
 
 

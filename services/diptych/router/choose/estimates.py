@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from diptych.generation.slo import NO_SLO, Slo
-from diptych.router.choose.fits import MEMORY, MIN_POINTS, OUTLIER, Curve, CurveFit, Fit, Line, Pace, Ratio
+from diptych.router.choose.fits import MEMORY, MIN_POINTS, OUTLIER, Curve, CurveFit, Drift, Fit, Line, Pace, Ratio
 from diptych.router.choose.stakes import urgency
 
 PATIENCE: Final = 8 * MEMORY  # measurements of others that make those of a worker fade
@@ -21,6 +21,7 @@ PRIOR_PREFILL: Final = Curve(0.005, 1e-4)  # 10,000 tokens/s: only what is cache
 PRIOR_DECODE: Final = Line(0.01, 1e-7)
 PRIOR_TRANSFER: Final = Line(0.001, 1.0)  # nothing of it hidden behind computing
 PRIOR_OUTPUT_LEN: Final = 100.0
+QUIET: Final = 6.0  # times the usual gap between requests; a longer one counts as so long, and in the long run as less
 MAX_BUSY: Final = 1 - 1 / math.sqrt(MEMORY)  # so many measurements can't tell more from always
 
 
@@ -106,11 +107,11 @@ class Estimates:
         self._number = 0  # of measurements
         self._lines: _Lines | None = None  # derived; cleared by news
         self._learned: dict[int, WorkerSpeed] = {}  # likewise
-        self._output_len = Ratio()
+        self._output_len = Drift()
         self._busy = Ratio()
         self._found = Ratio()
         self._urgency: Ratio | None = None  # once somebody has said an SLO
-        self._gap_s = Ratio()  # from one request to the next
+        self._gap_s = Drift()  # from one request to the next
         self._came_s = math.nan  # the last one
 
     @property
@@ -151,7 +152,8 @@ class Estimates:
         self._busy.learn(busy_share)
         if not math.isnan(self._came_s):
             usual_s = self._gap_s.value(math.inf) or math.inf
-            self._gap_s.learn(min(now_s - self._came_s, OUTLIER * usual_s))  # a quiet night says nothing of the morning
+            gap_s = now_s - self._came_s  # a quiet night says nothing of the morning
+            self._gap_s.learn(min(gap_s, QUIET * usual_s), min(gap_s, OUTLIER * usual_s))
         self._came_s = now_s
         if self._urgency is None and slo != NO_SLO:
             self._urgency = Ratio()
@@ -191,7 +193,7 @@ class Estimates:
 
     def ended(self, output_len: int) -> None:
         """An output was complete."""
-        self._output_len.learn(output_len)
+        self._output_len.learn(output_len, output_len)
 
     def _worker(self, instance_id: int) -> _Worker:
         """Return a worker that was measured."""

@@ -15,6 +15,8 @@ MIN_SPREAD: Final = 0.1  # likewise: standard deviation of x, against its mean
 PACE_MEMORY: Final = 128  # measurements of one worker that count, about
 PACE_POINTS: Final = 8  # before it has a pace of its own
 CLEAR: Final = 1.4  # times slower or faster than the others: no noise
+NEWEST: Final = 16  # of them, that tell of another load
+DRIFTED: Final = 1.4  # times more or less: of a load that comes at random the newest differ so by two deviations
 OUTLIER: Final = 3.0  # no measurement counts as slower or faster than this
 DOUBLES: Final = (math.inf, 96_000.0, 48_000.0, 24_000.0, 12_000.0, 6_000.0, 3_000.0)  # tokens; see `Curve`
 BENT: Final = 0.9  # of a line's error: above it a curve is no better
@@ -151,8 +153,30 @@ class Ratio:
         self._sum = self._sum * self._keep + amount
         self._weight = self._weight * self._keep + weight
 
+    def become(self, other: Ratio) -> None:
+        """Know what another one does, and nothing else."""
+        self._sum, self._weight = other._sum, other._weight
+
     def value(self, default: float) -> float:
         return self._sum / self._weight if self._weight else default
+
+
+class Drift:
+    """A mean of what came last. What was before is forgotten where the newest clearly differ: it was another load."""
+
+    def __init__(self) -> None:
+        self._usual, self._newest = Ratio(), Ratio(NEWEST)
+
+    def learn(self, amount: float, tempered: float) -> None:
+        """`tempered`: what it counts as in the long run, where a single one is to say little."""
+        self._usual.learn(tempered)
+        self._newest.learn(amount)
+        usual, newest = self._usual.value(0.0), self._newest.value(0.0)
+        if newest > DRIFTED * usual or usual > DRIFTED * newest:
+            self._usual.become(self._newest)
+
+    def value(self, default: float) -> float:
+        return self._usual.value(default)
 
 
 class Pace:

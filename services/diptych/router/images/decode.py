@@ -23,7 +23,7 @@ import numpy as np
 from PIL import GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 from PIL import Image as pillow
 
-from diptych.architectures.vision import VisionInput
+from diptych.architectures.vision import Resampling, VisionInput
 from diptych.common.errors import InvalidRequest
 from diptych.generation.segments import Image
 from diptych.router.images.limits import CHANNELS, SMALL_PIXELS, ImageLimits
@@ -68,6 +68,7 @@ class OpenedImage:
     file: bytes | str  # as it was given
     turn: pillow.Transpose | None
     num_steps: int  # pixels that are gone over to decode it
+    resampling: Resampling = "bicubic"
 
     @property
     def num_bytes(self) -> int:
@@ -101,7 +102,7 @@ def open_image(given: ImageInput, file: bytes | str, vision: VisionInput, limits
         width, height = height, width
     wanted = vision.at_most(SMALL_PIXELS) if given.is_small else vision
     height, width = _scaled(wanted, height, width, given.param)
-    return OpenedImage(height, width, given.param, file, _UPRIGHT.get(orientation), num_steps)
+    return OpenedImage(height, width, given.param, file, _UPRIGHT.get(orientation), num_steps, vision.resampling)
 
 
 def read_image(opened: OpenedImage) -> ReadImage:
@@ -111,7 +112,8 @@ def read_image(opened: OpenedImage) -> ReadImage:
             upright = _rgb(source)
         if opened.turn is not None:
             upright = upright.transpose(opened.turn)
-        pixels = upright.resize((opened.width, opened.height), pillow.Resampling.BICUBIC).tobytes()
+        how = pillow.Resampling[opened.resampling.upper()]
+        pixels = upright.resize((opened.width, opened.height), how).tobytes()
     except Exception as error:
         raise _unreadable(opened.param) from error
     image = Image(opened.height, opened.width, pixels)

@@ -54,6 +54,7 @@ class Attempt:
     ) -> None:
         """`clock` is that of `wait_budget`."""
         self.room = room
+        self.computed_by = 0  # the instance that computes its prompt; 0: nobody said
         self._sessions = {kind: session for kind, (session, _) in legs.items()}
         self._loop = asyncio.get_running_loop()
         self._legs = AttemptLegs(legs, partial(_abort, self._sessions, room))

@@ -31,7 +31,10 @@ def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s:
     for kind, (_, each) in parts.items():
         _add_contents(each, progress, computes=kind is not LegKind.DECODE)
     legs = {kind: (fleet.session(instance_id), each) for kind, (instance_id, each) in parts.items()}
-    return Attempt(leg.room, legs, _prompt(progress, progress.output_ids), selection.work, progress.wait_budget)
+    prompt = _prompt(progress, progress.output_ids)
+    attempt = Attempt(leg.room, legs, prompt, selection.work, progress.wait_budget)
+    attempt.computed_by = selection.pair.prefill_id
+    return attempt
 
 
 async def have_images_encoded(fleet: Fleet, progress: Progress, num_cached: int, metrics: RouterMetrics) -> None:
@@ -52,6 +55,7 @@ def start_move(fleet: Fleet, old: Attempt, progress: Progress, selection: Select
     source, target = (fleet.session(each) for each in (selection.pair.prefill_id, selection.pair.decode_id))
     asking = StartLeg(room=_new_room(), moves_room=old.room, peer_instance_id=target.instance_id)
     new = Attempt(asking.room, {LegKind.PREFILL: (source, asking)}, b"", selection.work, progress.wait_budget)
+    new.computed_by = old.computed_by
 
     def begin(unread: Sequence[int]) -> None:
         if not target.is_open:
@@ -60,6 +64,7 @@ def start_move(fleet: Fleet, old: Attempt, progress: Progress, selection: Select
         known = [*progress.output_ids, *unread][:-1]
         leg = _start_leg(progress, time.monotonic(), len(known))
         leg.room, leg.peer_instance_id = new.room, source.instance_id
+        leg.computed_by_instance_id = new.computed_by
         leg.compat = source.worker.record.compat
         _add_contents(leg, progress, computes=False)
         new.start_leg(LegKind.DECODE, target, leg, _prompt(progress, known), selection.work)

@@ -30,9 +30,9 @@ Ids = npt.NDArray[np.uint32]
 
 def check_written(prompt: ChatPrompt, vision: VisionInput) -> None:
     """Raise `InvalidRequest` if a chat with images has, in its texts, what stands for one."""
-    mark = vision.pad.text
     others = [{**message, "content": _shown(message["content"])} for message in prompt.messages]
-    if any(mark in text for text in _texts([others, prompt.tools, prompt.template_kwargs])):
+    texts = list(_texts([others, prompt.tools, prompt.template_kwargs]))
+    for mark in (mark for mark in vision.marks if any(mark in text for text in texts)):
         words = f"a text has {mark!r}, which stands for an image: write it otherwise beside images"
         raise InvalidRequest(words, param="messages")
 

@@ -217,6 +217,7 @@ class Tokenization:
             case TokenPrompt(ids):
                 tokenized = await self._do(partial(self._from_ids, ids), client.account.tenant, len(ids))
             case TextPrompt(text, add_special_tokens):
+                text = self._framed(prompt, text)
                 goes_on = client.turn is not None and len(client.turn.before) > 0  # in the middle of a text
                 tokenized = await encode(prompt, text, add_special_tokens and not goes_on)
             case ChatPrompt():
@@ -265,6 +266,7 @@ class Tokenization:
             check_written(prompt, self._model.vision)
         draw_up = partial(render, self._model.tokenizer, prompt)
         text = await self._do(draw_up, client.account.tenant, _num_chars(prompt), MAX_INLINE_CHARS)
+        text = self._framed(prompt, text)
         client.trace.mark("render")
         tokenized = await encode(prompt, text, False)
         formats = self._model.formats
@@ -274,6 +276,10 @@ class Tokenization:
         preamble = formats.preamble(text) if self._thinks_in_text else None
         new_parser = formats.parser_of_shape(client.tool_use, preamble)
         return replace(tokenized, new_parser=new_parser, preamble=preamble)
+
+    def _framed(self, prompt: Prompt, text: str) -> str:
+        """Return a prompt's text with what the model sees around its images."""
+        return text if self._model.vision is None or not images_of(prompt) else self._model.vision.framed(text)
 
     async def _leave(self, bounds: _Bounds, prompt: Prompt, text: str, add_special_tokens: bool) -> Tokenized:
         if not text:  # it may have tokens all the same, and on the wire it would be none

@@ -13,6 +13,7 @@ from emulated_gpu import Recorder, emulated_runner
 from tiny_vision import VisionModel, picture, save_qwen2_5_vl, save_qwen3_vl
 from vision_engine import NUM_OUTPUTS, NUM_PAGES, PAGE_SIZE, TWO_IMAGES, VisionEngine, request_of, seen
 
+from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
@@ -23,7 +24,7 @@ from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ImageCounts, ImageRows
 
 MAX_REQUESTS: Final = 8
-LIMITS: Final = StepLimits(max_step_tokens=64, max_requests=MAX_REQUESTS, max_pages=64, num_axes=3)
+LIMITS: Final = StepLimits(max_step_tokens=64, max_requests=MAX_REQUESTS, max_pages=64)
 TOKEN_RUNGS: Final = (16, 64)
 OF_GPU: Final = (
     pytest.mark.gpu,
@@ -47,12 +48,20 @@ SAVED: Final[dict[str, Callable[..., VisionModel]]] = {
 NewRunner = Callable[[ModelSource, str], GpuRunner]
 
 
+def limits_of(config: ModelConfig) -> StepLimits:
+    num_axes = 0 if config.mrope is None else 3
+    return replace(LIMITS, num_axes=num_axes, num_window_groups=len(config.page_groups) - 1)
+
+
 def emulated(source: ModelSource, graphs: str) -> GpuRunner:
     layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32")
     kv = torch.full(layout.shape, torch.nan)
-    model = load_model(source, kv, ModelOptions("float32"))
+    options = ModelOptions("float32", attention_backend="torch" if len(source.config.kinds) > 1 else "auto")
+    model = load_model(source, kv, options)
     rungs, token_rungs = (ladder(MAX_REQUESTS), TOKEN_RUNGS) if graphs == "on" else ((), ())
-    return emulated_runner(model, kv, LIMITS, rungs=rungs, token_rungs=token_rungs, recorder=Recorder())
+    return emulated_runner(
+        model, kv, limits_of(source.config), rungs=rungs, token_rungs=token_rungs, recorder=Recorder()
+    )
 
 
 def on_gpu(source: ModelSource, graphs: str) -> GpuRunner:
@@ -62,7 +71,7 @@ def on_gpu(source: ModelSource, graphs: str) -> GpuRunner:
     layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32")
     kv = torch.zeros(layout.shape, device=device)
     model = load_model(source, kv, ModelOptions("float32"))
-    return new_runner(model, LIMITS, device, with_graphs=graphs == "on")
+    return new_runner(model, limits_of(source.config), device, with_graphs=graphs == "on")
 
 
 @pytest.fixture(scope="module", params=SAVED)
@@ -103,6 +112,29 @@ def test_a_prompt_with_two_images_gives_the_logits_and_tokens_of_transformers(
     assert engine.runner.image_counts.num_encoded == 3, "the same images were encoded twice"
     graphs_used = engine.runner.graph_use.num_graphs
     assert graphs_used > 0 if graphs == "on" else not graphs_used
+
+
+@pytest.mark.parametrize(
+    ("new_runner", "graphs"),
+    [
+        pytest.param(emulated, "on", id="emulated"),
+        *(pytest.param(on_gpu, graphs, marks=OF_GPU, id=f"graphs-{graphs}") for graphs in ("off", "on")),
+    ],
+)
+def test_rows_of_an_image_that_see_each_other_are_computed_between_graphs_of_text(
+    gemma3_vision: VisionModel, new_runner: NewRunner, graphs: str
+) -> None:
+    """Windows of Gemma 3 have pages of their own. Chunks end in front of the second image."""
+    source, prompt = open_model(str(gemma3_vision.folder)), seen(picture(0, 4, 4), picture(1, 4, 4))
+    engine = VisionEngine(source, new_runner(source, graphs), 37)
+    tokens = gemma3_vision.greedy(prompt, NUM_OUTPUTS)
+    assert engine.run(request_of(1, prompt))[1] == tokens
+    logits = gemma3_vision.logits([*prompt, *tokens[:-1]])[-NUM_OUTPUTS:]
+    torch.testing.assert_close(torch.stack(engine.logits[1]).cpu().float(), logits, atol=1e-3, rtol=1e-4)
+    prompts = {2: seen(picture(5, 4, 4)), 3: [9, 8, 7, 6, 5], 4: prompt}
+    found = engine.run(*(request_of(room, prompt) for room, prompt in prompts.items()))
+    assert found == {room: gemma3_vision.greedy(prompt, NUM_OUTPUTS) for room, prompt in prompts.items()}
+    assert engine.runner.image_counts.num_encoded == 3
 
 
 def test_a_graph_of_text_behind_an_image_reads_the_positions_of_each_step(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from diptych.engine.schedule.pace.step_fit import StepFit, fit, solved
-from diptych.engine.values.step_model import TERMS, StepModel, StepShape
+from diptych.engine.schedule.pace.step_fit import LINEAR, StepFit, fit, solved
+from diptych.engine.values.step_model import StepModel, StepShape
 
 CPU = StepModel(8e-3, 1.5e-3, 2e-6, 9e-3, 4e-4, 3e-8, 5e-4)
 GPU = StepModel(4.48e-3, 0.0, 34e-9, 3.47e-3, 20.85e-6, 1.23e-9, 0.0)
@@ -53,7 +53,7 @@ def learned(steps: Steps, memory_steps: float = math.inf) -> StepModel:
 
 
 @settings(max_examples=12, deadline=None)
-@given(st.tuples(*(st.sampled_from([0.0, 0.3, 1.0, 4.0]) for _ in TERMS)), st.integers(0, 2**32))
+@given(st.tuples(*(st.sampled_from([0.0, 0.3, 1.0, 4.0]) for _ in LINEAR)), st.integers(0, 2**32))
 @example((4.0, 0.0, 0.0, 0.0, 0.3, 0.3, 0.0), 26662)  # settles in the eighth fit
 @example((4.0, 0.3, 4.0, 1.0, 0.0, 1.0, 1.0), 316456682)  # 6 % off for two steps
 def test_terms_are_found_again(factors: tuple[float, ...], seed: int) -> None:
@@ -61,7 +61,7 @@ def test_terms_are_found_again(factors: tuple[float, ...], seed: int) -> None:
     terms = [factor * size for factor, size in zip(factors, MAGNITUDES, strict=True)]
     model = StepModel.of(terms)
     of = [shape for shape in shapes(400, seed) if model.seconds(shape) > 0]
-    if len(of) < 2 * len(TERMS) + 10:
+    if len(of) < 2 * len(LINEAR) + 10:
         return
     sums = model.with_term("prompt_step", model.step + model.prompt_step)  # nothing is hidden
     found = learned(measured(sums, of))
@@ -98,6 +98,27 @@ def test_what_is_hidden_behind_reading_weights_is_told_apart(world: StepModel, m
     assert found.step == pytest.approx(world.step, rel=0.01)
     assert found.prompt_token == pytest.approx(world.prompt_token, rel=0.05)
     assert found.prompt_pair == pytest.approx(world.prompt_pair, rel=0.1)
+
+
+@pytest.mark.parametrize("launch_s", [0.0055, 0.0102, 0.013])
+def test_what_launching_takes_is_told_apart_from_products(launch_s: float) -> None:
+    of = [
+        shape._replace(prompt_tokens=-(-shape.prompt_tokens // (1 + i % 16))) for i, shape in enumerate(shapes(2000, 7))
+    ]
+    world = GPU.with_term("launch", launch_s)
+    found = fit(measured(world, of, noise=0.03))
+    assert found is not None
+    assert found.launch == pytest.approx(launch_s, rel=0.05)
+    assert found.prompt_token == pytest.approx(GPU.prompt_token, rel=0.08)
+    assert np.median(errors(found, world, of)) < 0.02
+    assert max(errors(found, world, of)) < 0.12
+
+
+@pytest.mark.parametrize("world", [CPU, GPU, READS])
+def test_where_launching_takes_no_longer_nothing_is_made_of_it(world: StepModel) -> None:
+    found = fit(measured(world, shapes(2000, 7), noise=0.03))
+    assert found is not None
+    assert found.launch == 0.0
 
 
 def test_steps_that_only_read_weights_do_not_wash_out_what_is_known_of_products() -> None:

@@ -29,6 +29,17 @@ def running(room: int, tpot_s: float, prompt_len: int = 1000) -> Request:
     return new_request(room, np.zeros(prompt_len, np.int64), SamplingParams(max_tokens=2000), slo=Slo(0.0, tpot_s))
 
 
+@dataclass(frozen=True)
+class Floor:
+    """What a step with tokens and prompts takes at least."""
+
+    extra_s: float = 0.0  # beside a step without prompts: its kernels are more
+    host_s: float = 0.0  # in all: the host launches them one by one
+
+    def whole(self, plain_s: float) -> float:
+        return max(plain_s + self.extra_s, self.host_s)
+
+
 @dataclass
 class Worker:
     """Runs steps on a clock, as an H200 would; `overlapped`: each is planned while the one before it runs."""
@@ -36,6 +47,7 @@ class Worker:
     pace: StepPace = field(default_factory=lambda: StepPace(math.inf))
     overlapped: bool = False
     noise: random.Random | None = None
+    floor: Floor = Floor()
     now_s: float = 0.0
     firsts: dict[int, float] = field(default_factory=dict)
     requests: dict[int, Request] = field(default_factory=dict)
@@ -63,6 +75,8 @@ class Worker:
             return 0
         context = sum(self.requests[room].num_tokens + self.tokens[room] for room in rows)
         took_s = max(STEP_S, TOKEN_S * (cost + len(rows))) + CONTEXT_S * context
+        if cost and rows:
+            took_s = max(took_s, self.floor.whole(STEP_S + CONTEXT_S * context))
         if self.noise is not None:
             took_s *= self.noise.uniform(1 - NOISE, 1 + NOISE)
         self.pace.begin(cost, self.now_s, len(rows))
@@ -116,6 +130,67 @@ def test_no_token_is_late_and_prompts_go_on_wherever_there_is_slack(seed: int, o
         computed += worker.step(rng.choice((0, 500, 8192)))
     assert worker.latest_s <= NOISE * 0.0101, "steps differ by so much from what was expected"
     assert computed / worker.now_s > 0.25 / TOKEN_S
+
+
+FLOORS = {
+    "none": Floor(),
+    "1.1 ms more": Floor(1.1e-3),
+    "4 ms more": Floor(4e-3),
+    "6 ms more": Floor(6e-3),
+    "10 ms": Floor(host_s=0.010),
+    "13 ms": Floor(host_s=0.013),
+    "1.1 ms more, and 10 ms": Floor(1.1e-3, 0.010),
+}
+
+
+def learned(floor: Floor) -> Worker:
+    """It has computed prompts of all sizes, small ones as well, and makes 20 outputs of 10 ms a token."""
+    worker = Worker(noise=random.Random(3), floor=floor)
+    warm(worker)
+    worker.join(running(10_001, 0.0))
+    for cost in (64, 32, 200, 400, 128, 0, 50, 700) * 8:
+        worker.step(cost)
+    worker.leave(10_001)
+    for room in range(20):
+        worker.join(running(room, 0.010, 2000))
+    return worker
+
+
+def tokens_a_step(floor: Floor, plain_s: float) -> float:
+    """Return how many tokens of prompts there is time for beside each token, if no step with both has too few."""
+    left_s, floor_s = 0.010 - plain_s, floor.whole(plain_s) - plain_s
+    if left_s >= floor_s:
+        return (STEP_S + left_s) / TOKEN_S
+    return left_s / floor_s * (STEP_S + floor_s) / TOKEN_S
+
+
+@pytest.mark.parametrize("floor", FLOORS.values(), ids=FLOORS)
+def test_slack_is_saved_until_prompts_are_worth_what_a_step_with_both_takes_at_least(floor: Floor) -> None:
+    worker = learned(floor)
+    for _ in range(50):
+        worker.step(MOST)
+    worker.latest_s, costs = -math.inf, [worker.step(MOST) for _ in range(600)]
+    plain_s = STEP_S + CONTEXT_S * sum(2000 + worker.tokens[room] - 300 for room in worker.requests)
+    assert sum(costs) >= 0.65 * 600 * tokens_a_step(floor, plain_s)
+    assert worker.latest_s <= NOISE * 0.013, "steps differ by so much from what was expected"
+
+
+@pytest.mark.parametrize("floor", FLOORS.values(), ids=FLOORS)
+def test_nobody_starves_where_a_step_with_both_takes_more_than_is_ever_left(floor: Floor) -> None:
+    worker = Worker(noise=random.Random(3), floor=floor)
+    warm(worker)
+    worker.join(running(1, STEP_S * 1.03))
+    costs = [worker.step(MOST) for _ in range(400)]
+    waits = [len(each) for each in "".join("x" if cost else "-" for cost in costs).split("x")]
+    assert max(waits) < PATIENCE
+    assert sum(costs) >= 0.95 * 400 * AT_LAST / PATIENCE
+
+
+def test_a_few_tokens_take_no_less_than_a_step_with_both_does_and_say_nothing_of_more() -> None:
+    worker = learned(Floor(6e-3))
+    for _ in range(200):
+        worker.step(24)
+    assert worker.pace.step_parts_s[2] == pytest.approx(TOKEN_S, rel=0.1)
 
 
 def test_prompts_in_steps_of_their_own_make_no_token_late() -> None:

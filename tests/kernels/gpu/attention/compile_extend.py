@@ -21,12 +21,13 @@ from diptych.kernels.gpu.attention.split_extend_attention import (
 TYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 GROUP: Final = 4
 OF_A_STEP: Final = frozenset({"batch", "table_stride", "page_table", "seq_lens", "extend_starts"})
+AHEAD: Final = ("seen_ends", "LOOKS_AHEAD")  # of whole requests' tokens alone
 
 
 def extend(name: str, head_dim: int, num_tokens: int, q: str, kv: str, **options: Any) -> Kernel:
     types = {"out": f"*{q}", "q": f"*{q}", "kv": f"*{kv}"}
     types["sinks"] = "*fp32"
-    types |= dict.fromkeys(("page_table", "seq_lens", "extend_starts"), "*i32")
+    types |= dict.fromkeys(("page_table", "seq_lens", "extend_starts", "seen_ends"), "*i32")
     strides = ("out_token", "out_head", "q_token", "q_head", "table")
     types |= {"batch": "i32", **{f"{each}_stride": "i32" for each in strides}}
     types |= dict.fromkeys(("score_factor", "cap_factor", "v_scale"), "fp32")
@@ -39,6 +40,7 @@ def extend(name: str, head_dim: int, num_tokens: int, q: str, kv: str, **options
         "CAPPED": False,
         "SINKS": False,
         "CHUNKED": False,
+        "LOOKS_AHEAD": False,
         **options,
     }
     constants |= {"PAGE_STRIDE": 1 << 20, "VALUE_STRIDE": 128 * head_dim, "SLOT_STRIDE": 8 * head_dim}
@@ -48,7 +50,7 @@ def extend(name: str, head_dim: int, num_tokens: int, q: str, kv: str, **options
         extend_attention_kernel,
         types,
         constants,
-        OF_A_STEP,
+        OF_A_STEP | {"seen_ends"},
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         loads=frozenset({"async 16"}),
@@ -59,11 +61,16 @@ def split(name: str, head_dim: int, num_tokens: int, q: str, kv: str) -> Kernel:
     """Describe the same of shares: parts are stored beside what is returned."""
     tile = split_tile(num_tokens * GROUP, head_dim, TYPES[q])
     whole = extend(name, head_dim, num_tokens, q, kv, ROWS=tile.rows, KEYS=tile.keys)
-    types = {**whole.types, "part_values": "*fp32", "part_maxima": "*fp32", "part_sums": "*fp32"}
+    types, constants = (
+        {name: said for name, said in each.items() if name not in AHEAD} for each in (whole.types, whole.constants)
+    )
+    types |= {"part_values": "*fp32", "part_maxima": "*fp32", "part_sums": "*fp32"}
     return replace(
         whole,
         function=split_extend_attention_kernel,
         types=types,
+        constants=constants,
+        any_number=OF_A_STEP,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
@@ -105,6 +112,7 @@ def kernels() -> Iterator[Kernel]:
     yield extend("extend attention, window and cap", 128, 4096, "bf16", "bf16", WINDOW=4096, CAPPED=True)
     yield extend("extend attention, window and sinks", 64, 4096, "bf16", "bf16", WINDOW=128, SINKS=True)
     yield extend("extend attention, chunks", 128, 4096, "bf16", "bf16", WINDOW=8192, CHUNKED=True)
+    yield extend("extend attention, images", 256, 4096, "bf16", "bf16", WINDOW=1024, LOOKS_AHEAD=True)
     yield extend("extend attention, FP8", 128, 4096, "bf16", "fp8e4nv")
     yield extend("extend attention, heads of 256", 256, 4096, "bf16", "bf16")
     yield extend("extend attention, heads of 512", 512, 4096, "bf16", "bf16")

@@ -64,6 +64,15 @@ def test_sinks_take_part_and_have_no_value(
     check(step([0, 40, 15], [37, 1, 9], device, heads=heads, dtype=dtype), SMALL, sinks=sinks, **options)
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 21}, {"window": 90, "softcap": 5.0}], ids=str)
+def test_tokens_see_up_to_the_ends_that_are_given(options: Mapping[str, Any], device: torch.device) -> None:
+    """As rows of an image do: these blocks are of 25 places, the last one ends where its request does."""
+    new = step([0, 40, 15], [37, 61, 9], device)
+    lens = zip(new["seq_lens"].tolist(), new["extend_starts"].diff().tolist(), strict=True)
+    ends = [torch.clamp((torch.arange(end - many, end) // 25 + 1) * 25, max=end) for end, many in lens]
+    check(new | {"seen_ends": torch.cat(ends).int().to(device)}, SMALL, **options)
+
+
 def test_scores_are_capped(device: torch.device) -> None:
     check(step([0, 90], [50, 20], device), softcap=2.0, scale=3.0)
 

@@ -1,4 +1,4 @@
-"""Causal attention of new tokens over their paged prefix and themselves; all keys and values are read from the pages.
+"""Attention of new tokens over their paged prefix and themselves; all keys and values are read from the pages.
 
 FlashAttention-2's order (arXiv 2307.08691): a program keeps a tile of queries and walks the keys that it sees, with a
 running maximum and sum. Three things are decided here. A tile packs the heads of a group beside its tokens, so that
@@ -94,6 +94,7 @@ def extend_attention(
     v_scale: float = 1.0,
     sinks: Tensor | None = None,
     tile: Tile | None = None,
+    seen_ends: Tensor | None = None,
 ) -> None:
     """Write to `out` what the queries `q` attend to; both `[num_tokens, num_heads, head_dim]`, of any strides of rows.
 
@@ -103,7 +104,8 @@ def extend_attention(
     begin, the first at 0. Rows of `q` from `extend_starts[batch]` on are padding, and left alone. A token sees itself
     and the `window` - 1 before it (0: all), or, if `chunked`, its own chunk of so many up to itself, with scores of
     `softcap` * tanh(score / softcap) (0: as they are). `sinks`, float32 `[num_heads]`: a score of each head that takes
-    part in its softmax and has no value.
+    part in its softmax and has no value. `seen_ends`, int32 `[num_tokens]`: the position behind the last one that each
+    token sees, never falling within a request; None: a token sees nothing behind itself.
 
     Runs on the current stream, reads nothing on the host, and can be part of a CUDA graph: the grid depends on the
     shapes alone. `max_extend_len` (new tokens of one request, at most) and they choose the `tile` if it is None.
@@ -130,6 +132,7 @@ def extend_attention(
             score_factor * LOG2_E,
             2 * LOG2_E * scale * k_scale / softcap if softcap else 0.0,
             v_scale,
+            seen_ends,
             GROUP=group,
             HEAD_DIM=head_dim,
             PAGE_SIZE=kv_layer.shape[2],
@@ -141,6 +144,7 @@ def extend_attention(
             CHUNKED=chunked,
             CAPPED=softcap > 0,
             SINKS=sinks is not None,
+            LOOKS_AHEAD=seen_ends is not None,
             ROWS=tile.rows,
             KEYS=tile.keys,
             DIMS=max(16, power_of_two(head_dim)),
@@ -164,7 +168,7 @@ def check_extend(
 
 @triton.jit(  # what differs from step to step must not be compiled for while serving
     do_not_specialize=["batch", "table_stride"],
-    do_not_specialize_on_alignment=["page_table", "seq_lens", "extend_starts"],
+    do_not_specialize_on_alignment=["page_table", "seq_lens", "extend_starts", "seen_ends"],
 )
 def extend_attention_kernel(
     out,
@@ -183,6 +187,7 @@ def extend_attention_kernel(
     score_factor,  # makes powers of two of scores; with a cap: of the part of it that they are
     cap_factor,
     v_scale,
+    seen_ends,  # [num_tokens] if LOOKS_AHEAD
     GROUP: tl.constexpr,  # query heads a KV head
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -194,6 +199,7 @@ def extend_attention_kernel(
     CHUNKED: tl.constexpr,
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
+    LOOKS_AHEAD: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     DIMS: tl.constexpr,  # HEAD_DIM as a power of two
@@ -220,6 +226,10 @@ def extend_attention_kernel(
     first_seen, begin, all_see, diagonal, end = key_bounds(
         first_row, prefix_len, seq_len, WINDOW, CHUNKED, GROUP, ROWS, KEYS
     )
+    lasts = positions
+    if LOOKS_AHEAD:
+        lasts = tl.load(seen_ends + extend_start + tl.minimum(tokens, extend_len - 1)) - 1
+        end = tl.max(lasts, axis=0) + 1
     bounds = (begin, all_see, diagonal, end)
     table = page_table + request.to(tl.int64) * table_stride
     kv_base = kv + kv_head * KV_HEAD_STRIDE
@@ -230,7 +240,7 @@ def extend_attention_kernel(
         largest = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
     attended, largest, total = attend_to_keys(
-        queries, kv_base, table, bounds, first_seen, seq_len, positions, dims, in_head, largest, total,
+        queries, kv_base, table, bounds, first_seen, seq_len, positions, lasts, dims, in_head, largest, total,
         score_factor, cap_factor,
         HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, VALUE_STRIDE, SLOT_STRIDE, WINDOW, CHUNKED, CAPPED, ROWS, KEYS, DIMS,
     )  # fmt: skip
@@ -249,6 +259,7 @@ def attend_to_keys(
     first_seen,
     seq_len,
     positions,
+    lasts,  # position of the last key that each row sees
     dims,
     in_head,
     largest,
@@ -285,7 +296,7 @@ def attend_to_keys(
             if CAPPED:
                 scores = 1.0 - 2.0 / (tl.exp2(scores * cap_factor) + 1.0)  # tanh
             if PHASE != 1:
-                seen = keys[None, :] <= positions[:, None]
+                seen = keys[None, :] <= lasts[:, None]
                 if WINDOW:
                     seen &= keys[None, :] >= first_key(positions, WINDOW, CHUNKED)[:, None]
                 scores = tl.where(seen, scores, MASKED)
@@ -379,6 +390,7 @@ def reference_extend_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     sinks: Tensor | None = None,
+    seen_ends: Tensor | None = None,
 ) -> Tensor:
     """Return the same as float64, `[extend_starts[batch], num_heads, head_dim]`, request by request."""
     group, starts = q.shape[1] // kv_layer.shape[3], extend_starts.tolist()
@@ -394,7 +406,10 @@ def reference_extend_attention(
         distances = torch.arange(seq_len - len(queries), seq_len, device=q.device)[:, None] - torch.arange(
             seq_len, device=q.device
         )
-        seen = (distances >= 0) & (distances < (window or seq_len))
+        behind = distances >= 0
+        if seen_ends is not None:
+            behind = torch.arange(seq_len, device=q.device) < seen_ends[starts[request] : starts[request + 1], None]
+        seen = behind & (distances < (window or seq_len))
         if chunked:
             places = torch.arange(seq_len, device=q.device) // window
             seen = (distances >= 0) & (places[seq_len - len(queries) :, None] == places)

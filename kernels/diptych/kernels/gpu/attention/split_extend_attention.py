@@ -282,7 +282,7 @@ def split_extend_attention_kernel(
         total = tl.where(share == 0, 1.0, total)
     attended, largest, total = attend_to_keys(
         queries, kv + kv_head * KV_HEAD_STRIDE, page_table + request.to(tl.int64) * table_stride,
-        bounds, first_seen, seq_len, positions, dims, in_head, largest, total, score_factor, cap_factor,
+        bounds, first_seen, seq_len, positions, positions, dims, in_head, largest, total, score_factor, cap_factor,
         HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, VALUE_STRIDE, SLOT_STRIDE, WINDOW, CHUNKED, CAPPED, ROWS, KEYS, DIMS,
     )  # fmt: skip
 

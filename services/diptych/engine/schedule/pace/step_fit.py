@@ -12,6 +12,10 @@ squares from the sum of these matrices (the active set of Lawson and Hanson, on 
 where steps do not tell terms apart, they stay as they were. Steps that took far longer than others of their shape weigh
 little (1/r^2, r in units of the usual error), and the first ones of a kind do not count: they compile, and fill caches.
 
+Whether a step took only as long as its launch is not a matter of terms: `fit` guesses which have too few tokens for
+more, learns the terms from the others, and keeps the guess that explains all steps best, if one is clearly better than
+none. Workers, which learn as they go, do not.
+
 Steps are learned by the block, so that one costs a few microseconds.
 """
 
@@ -20,6 +24,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -44,8 +49,13 @@ RIDGE: Final = 1e-7  # by which terms keep to what they were; of a matrix whose 
 TOLERANCE: Final = 1e-10
 LEAST_S: Final = 1e-9  # of a step
 COMPUTED: Final = 1.25  # times the read: beyond it a step with prompts took as long as their products
+FEW_TOKENS: Final = (64, 128, 256, 512, 1024)  # of prompts: guesses of what takes no longer than launching
+FEWEST_LAUNCHED: Final = 16  # steps that tell
+PAYS: Final = 0.1  # of the error of steps with prompts: so much less makes up for a term more
+WORST: Final = 0.5  # error of a step, that counts
 KNOWN_SHARE: Final = 0.05  # of a step's time: a term is identified when its part is known so well (two deviations)
 
+LINEAR: Final = TERMS[:-1]  # all but `launch`, which steps take or don't
 _KINDS: Final = 3
 _OF_KINDS: Final = np.array(
     [[1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1]], float
@@ -61,14 +71,14 @@ class StepFit:
         The error is measured on as many: the newest of all kinds.
         """
         self._memory_steps = memory_steps
-        self._terms = np.zeros(len(TERMS)) if start is None else np.array(start.terms)
+        self._terms = np.zeros(len(LINEAR)) if start is None else np.array(start.terms[: len(LINEAR)])
         self._known = np.full(_KINDS, start is not None)  # kinds of which `_terms` says something
-        self._grams = np.zeros((_KINDS, len(TERMS), len(TERMS)))
-        self._moments = np.zeros((_KINDS, len(TERMS)))
+        self._grams = np.zeros((_KINDS, len(LINEAR), len(LINEAR)))
+        self._moments = np.zeros((_KINDS, len(LINEAR)))
         self._weight = np.zeros(_KINDS)  # of the steps in them
         self._left_out = np.zeros(_KINDS, np.int64)  # steps that warmed up
         self._usual_error = SMALLEST_ERROR
-        self._largest = np.zeros(len(TERMS))
+        self._largest = np.zeros(len(LINEAR))
         self._num_steps = 0
         self._pending: list[tuple[StepShape, float]] = []
         num_blocks = math.ceil(memory_steps / BLOCK) if memory_steps < math.inf else None
@@ -171,21 +181,64 @@ class StepFit:
         """Return the terms whose part of a step's time could be quite another by what was seen."""
         gram = self._grams.sum(axis=0)
         scaled, _ = _scaled(gram)
-        spread = np.diag(np.linalg.inv(scaled + RIDGE * np.eye(len(TERMS))))
+        spread = np.diag(np.linalg.inv(scaled + RIDGE * np.eye(len(LINEAR))))
         num_steps = np.maximum(self._weight @ _OF_KINDS, 1.0)
         parts = 2 * self._usual_error * np.sqrt(np.abs(spread) / num_steps)
         is_unknown = (np.diag(gram) <= 0) | (parts > KNOWN_SHARE)
-        return tuple(name for name, unknown in zip(TERMS, is_unknown, strict=True) if unknown)
+        return tuple(name for name, unknown in zip(LINEAR, is_unknown, strict=True) if unknown)
 
 
 def fit(steps: Iterable[tuple[StepShape, float]]) -> StepModel | None:
     """Return the model of steps and their seconds, in the order in which they ran; None: they are too few."""
     told = list(steps)
-    found = _learned(told, None)
+    best = _settled(told)
+    if best is None or (error := _error(best, told)) < SMALLEST_ERROR:
+        return best
+    least = (1 - PAYS) * error
+    for few in FEW_TOKENS:
+        launches = sorted(took_s for shape, took_s in told if 0 < shape.prompt_tokens < few)
+        larger = _settled([step for step in told if not 0 < step[0].prompt_tokens < few])
+        if larger is not None and len(launches) >= FEWEST_LAUNCHED:
+            launched = _launched(larger, told, launches[len(launches) // 2])
+            error = _error(launched, told)
+            best, least = (launched, error) if error < least else (best, least)
+    return best
+
+
+def _launched(model: StepModel, steps: list[tuple[StepShape, float]], launch_s: float) -> StepModel:
+    """Return a model that knows launching: it takes as long as steps that should take no longer, in the median."""
+    shorter = [took_s for shape, took_s in steps if shape.prompt_tokens and model.seconds(shape) < launch_s]
+    launched = model.with_term("launch", float(np.median(shorter)) if shorter else launch_s)
+    return replace(launched, evidence=_evidence(launched, steps))
+
+
+def _evidence(model: StepModel, steps: list[tuple[StepShape, float]]) -> Evidence:
+    """Return what a model rests on, of which the steps that only launch are a part."""
+    expected, seconds = _both(model, steps)
+    median, p90 = np.quantile(np.abs(expected / seconds - 1), (0.5, 0.9)).tolist()
+    ratio = float(seconds.sum() / expected.sum())
+    return model.evidence._replace(num_steps=len(seconds), median_error=median, p90_error=p90, time_ratio=ratio)
+
+
+def _error(model: StepModel, steps: list[tuple[StepShape, float]]) -> float:
+    """Return the mean relative error of a model, of which steps that stalled are a small part."""
+    expected, seconds = _both(model, [step for step in steps if step[0].prompt_tokens])
+    return float(np.minimum(np.abs(expected / seconds - 1), WORST).mean()) if len(seconds) else 0.0
+
+
+def _both(model: StepModel, steps: list[tuple[StepShape, float]]) -> tuple[F64, F64]:
+    counted = [(max(LEAST_S, model.seconds(shape)), took_s) for shape, took_s in steps if took_s > 0]
+    both: F64 = np.array(counted, np.float64).reshape(-1, 2)
+    return both[:, 0], both[:, 1]
+
+
+def _settled(steps: list[tuple[StepShape, float]]) -> StepModel | None:
+    """Return the model without a launch."""
+    found = _learned(steps, None)
     for _ in range(MOST_FITS):
         if found is None:
             break
-        before, found = found, _learned(told, found)
+        before, found = found, _learned(steps, found)
         if found is not None and np.allclose(found.terms, before.terms, rtol=SETTLED, atol=0.0):
             break
     return found
@@ -248,7 +301,7 @@ def _as_arrays(steps: list[tuple[StepShape, float]]) -> tuple[F64, F64, Kinds]:
     shapes = np.array([shape for shape, _ in steps], float).reshape(-1, len(StepShape._fields))
     seconds = np.array([took_s for _, took_s in steps], float)
     has_rows, has_prompts = shapes[:, 0] > 0, shapes[:, 2] > 0
-    columns = np.empty((len(steps), len(TERMS)))
+    columns = np.empty((len(steps), len(LINEAR)))
     columns[:, 0] = ~has_prompts
     columns[:, 1:3] = shapes[:, 0:2]
     columns[:, 3] = has_prompts

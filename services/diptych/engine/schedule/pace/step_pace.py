@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from diptych.engine.schedule.kv_forecast import OutputLengths
+from diptych.engine.schedule.pace.mixed_floor import MixedFloor, are_few
 from diptych.engine.schedule.pace.step_sizes import STEP_S
 from diptych.engine.schedule.pace.step_times import NEAR, ContextCount, StepLine
 from diptych.engine.schedule.pace.token_deadlines import TokenDeadlines
@@ -57,12 +58,15 @@ class _Prompts:
     """Prompts of one kind: computed beside tokens, or in steps of their own.
 
     A step reads all weights, and computes meanwhile: it takes the longer of the two (the roofline). Beside tokens,
-    which read the weights anyway, prompts take what their products take beyond `read_s`: nothing, where they are few.
+    which read the weights anyway, prompts take what their products take beyond `read_s`. But a step with both takes
+    `floor_s` longer than one without prompts (`MixedFloor`): fewer than take so long are not worth it. What is left
+    until there is time for more is no loss, as deadlines are sums.
     """
 
     least: int  # that is worth a step
     line: StepLine = field(default_factory=lambda: StepLine(ORIGIN))  # the seconds of steps but for tokens
     read_s: float = 0.0  # of reading weights, where tokens need them, too
+    floor_s: float = 0.0  # that any take, as of the next step
     num_refused: int = 0  # steps with tokens since they had some of one
     is_refused: bool = False  # they want some of the next, and don't get it
 
@@ -70,11 +74,18 @@ class _Prompts:
         """Return what prompts may cost that take so long."""
         if not self.line.is_known:
             return self.least if seconds > 0 else 0  # to find out
+        if 0.0 < self.floor_s > seconds:
+            return 0
         return max(0, self.line.work_in(seconds + self.read_s))
 
     def seconds_of(self, cost: int) -> float:
         """Return how long prompts of such a cost take."""
-        return max(0.0, self.line.at(cost) - self.read_s)
+        return max(self.floor_s, self.line.at(cost) - self.read_s)
+
+    @property
+    def at_floor(self) -> int:
+        """What prompts cost that take no longer than any."""
+        return self.line.work_in(self.floor_s + self.read_s) if self.floor_s else 0
 
     def learn(self, cost: int, seconds: float, reach: int) -> None:
         """A step with prompts of such a cost took so long but for tokens, and with reading the weights.
@@ -85,13 +96,18 @@ class _Prompts:
         if NEAR * cost > reach or seconds > COMPUTED * self.read_s or self.line.at(cost) > seconds:
             self.line.learn(cost, seconds)
 
-    def patient(self, budget: int, wanted: int) -> int:
+    def enough(self, wanted: int) -> int:
+        """Return what is worth a step, where so much waits."""
+        if not self.line.is_known:
+            return min(self.least, wanted)
+        return min(max(self.least, self.at_floor), wanted, self.line.reach)
+
+    def patient(self, budget: int, enough: int, at_last: int) -> int:
         """Return what they get where so much would be right: nothing where that is too little, but not for ever."""
-        enough = min(self.least, wanted, self.line.reach) if self.line.is_known else min(self.least, wanted)
         if budget >= enough:
             return budget
         self.is_refused = True
-        return max(AT_LAST, budget) if self.num_refused + 1 >= PATIENCE else 0
+        return max(at_last, budget) if self.num_refused + 1 >= PATIENCE else 0
 
     def stepped(self, has_tokens: bool, cost: int) -> None:
         if has_tokens and not cost and self.is_refused:
@@ -139,6 +155,7 @@ class StepPace:
         self._free_s = -math.inf  # when all that is launched will be over
         self._tokens = StepLine()  # by context
         self._beside = _Prompts(MIN_CHUNK)
+        self._floor = MixedFloor()
         self._apart = _Prompts(WORTH * STEP_COST)
         self._favoured = 0  # room of a prompt for which outputs wait until it is complete, or late; 0: none yet
         self._prompts_s = self._seconds = 0.0  # that steps took of late while outputs waited, and those for prompts
@@ -225,12 +242,16 @@ class StepPace:
     ) -> int:
         """Return what prompts may cost: deadlines leave them `spare_s` or `least`, and the longest step `longest_s`."""
         known = self._known(prompts)
-        left = most if spare_s == math.inf else prompts.patient(known.cost_in(spare_s), wanted)
+        left = most if spare_s == math.inf else self._patient(prompts, known, wanted, spare_s)
         budget = min(most, max(least, left))
         if longest_s == math.inf:
             return budget
         fitting = known.cost_in(longest_s) if known.line.is_known else int(most * min(1.0, longest_s / STEP_S))
         return min(budget, max(MIN_CHUNK, num_rows, fitting))
+
+    @staticmethod
+    def _patient(prompts: _Prompts, known: _Prompts, wanted: int, spare_s: float) -> int:
+        return prompts.patient(known.cost_in(spare_s), known.enough(wanted), max(AT_LAST, known.at_floor))
 
     def _goes_first(self, first: NextPrompt, prompts: _Prompts, tokens_s: float, spare_s: float, now_s: float) -> bool:
         """Whether more is lost when a prompt waits for the time that outputs leave than when they wait for it."""
@@ -285,12 +306,20 @@ class StepPace:
         if prompts.line.is_known:
             return prompts
         other = self._apart if prompts is self._beside else self._beside
-        return _Prompts(prompts.least, other.line, prompts.read_s)
+        return _Prompts(prompts.least, other.line, prompts.read_s, prompts.floor_s)
+
+    @property
+    def _widest(self) -> StepLine:
+        """What knows of the largest prompts, and so best what their products take."""
+        beside, apart = self._beside.line, self._apart.line
+        return apart if apart.reach > NEAR * beside.reach else beside
 
     def _left(self, num_rows: int, now_s: float) -> tuple[float, float]:
         """Return what the next step with tokens takes without prompts, and how much time is left before it."""
-        usual_s = self._tokens.usual(_work(num_rows, self._contexts.num_tokens))
+        work = _work(num_rows, self._contexts.num_tokens)
+        usual_s = self._tokens.usual(work)
         tokens_s = self._tokens.pace * usual_s
+        self._beside.floor_s = self._floor.beyond(work, tokens_s)
         begin_s = max(now_s, self._free_s) if self._running else now_s
         due_s = self._deadlines.next_due_s(begin_s, usual_s)
         return tokens_s, (due_s - begin_s) * HEADROOM - tokens_s
@@ -371,19 +400,26 @@ class StepPace:
             return
         self._learn_tokens()
         if step.num_rows:
-            beside_s = max(0.0, took_s - self._tokens.at(step.work) + self._beside.read_s)
-            self._beside.learn(step.cost, beside_s, self._known(self._beside).line.reach)
+            self._learn_beside(step, took_s)
         else:
             self._apart.learn(step.cost, took_s, self._apart.line.reach)
         self._note_learned(1)
+
+    def _learn_beside(self, step: _Launched, took_s: float) -> None:
+        tokens_s, beside, known = self._tokens.at(step.work), self._beside, self._known(self._beside)
+        floor_s = self._floor.beyond(step.work, tokens_s)
+        if self._tokens.is_known and are_few(step.cost, self._widest, beside.read_s, floor_s):
+            self._floor.learn(step.work, took_s)
+        else:
+            beside.learn(step.cost, max(0.0, took_s - tokens_s + beside.read_s), known.line.reach)
 
     def _note_learned(self, count: int) -> None:
         """So many more steps have been learned from: now and then others are to hear of it."""
         self._num_learned += count
         if self._num_learned >= self._parts_due:
             self._parts_due = self._num_learned + min(self._num_learned + 1, TOLD_EVERY)
-            line, prompts = self._tokens, self._known(self._beside)
-            seconds = line.usual(STEP_CONTEXT), line.slope_s, prompts.line.slope_s
+            line = self._tokens
+            seconds = line.usual(STEP_CONTEXT), line.slope_s, self._widest.slope_s
             self.step_parts_s = _rounded(seconds[0]), _rounded(seconds[1]), _rounded(seconds[2])
 
     def _note_tokens(self, num_steps: int, work: int) -> None:

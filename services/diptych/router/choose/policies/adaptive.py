@@ -31,6 +31,7 @@ from diptych.router.workers.worker_view import Pair, WorkerLoad
 MAX_GRANT_S: Final = 0.1  # until a step with prompts is over, in the mean: about half of the largest ones
 STEP_S: Final = 0.1  # that a step with prompts takes, as long as there are some
 MAX_TOKENS: Final = 0.8  # of such a step, for its outputs
+MIXED: Final = SOON  # what it is worth, in any case, that a prompt delays no outputs: as much as being soon
 UNMEASURED: Final = WorkerLoad(0, 0, 0, output_step_s=1e-6)
 
 
@@ -45,6 +46,7 @@ def adaptive(candidates: Candidates, request: RequestView) -> Decision:
         pair: outputs[pair.decode_id]
         + firsts[pair.prefill_id].missed(_granted_s(workers, pair, request), request)
         + _apart_lost(workers[pair.prefill_id], pair, request)
+        + MIXED * bool(workers[pair.prefill_id].load.output_tokens)
         + crowded[pair.prefill_id]
         for pair in _in_question(candidates, {key: first.soon_s for key, first in firsts.items()})
     }
