@@ -19,7 +19,7 @@ def test_a_pair_is_waited_for_as_long_as_encoded_images_have_left(
 ) -> None:
     """An attempt that is not the first has nothing encoded, and so nothing looked up."""
     clock, waited = SimpleNamespace(now_s=100.0), list[float]()
-    monkeypatch.setattr(execution.time, "monotonic", lambda: clock.now_s)
+    monkeypatch.setattr(execution, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
 
     async def encode() -> None:
         clock.now_s += 0.6

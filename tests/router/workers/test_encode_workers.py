@@ -22,7 +22,12 @@ READY, DRAINING = bootstrap_pb2.INSTANCE_STATE_READY, bootstrap_pb2.INSTANCE_STA
 
 def record(number: int, role: Role, *links: int, features: int = ROWS, page_size: int = 16, **others: Any) -> Instance:
     layout = KvLayout(page_size=page_size, regions=[KvRegion(dtype="bfloat16")])
-    known = {"state": READY, "compat": "terms", "model_id": "sees", "load": WorkerLoad(linked_instances=links)}
+    known: dict[str, Any] = {
+        "state": READY,
+        "compat": "terms",
+        "model_id": "sees",
+        "load": WorkerLoad(linked_instances=links),
+    }
     return Instance(
         instance_id=number,
         role=role.wire,

@@ -278,8 +278,7 @@ class Execution:
         progress = self._progress
         if progress.is_new and progress.request.prompt.contents:
             await self._have_images_encoded()
-        now_s = time.monotonic()
-        wait_s = progress.pair_wait_s(now_s, self._dispatcher.fleet.missing_since_s)
+        wait_s = progress.pair_wait_s(now_s := time.monotonic(), self._dispatcher.fleet.missing_since_s)
         try:
             selection = await self._dispatcher.selector.select(progress, wait_s)
         except Unavailable as error:

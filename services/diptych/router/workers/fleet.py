@@ -137,20 +137,13 @@ class Fleet:
         return bool(self._closed_because)
 
     def encoders(self) -> dict[int, int]:
-        """Return who may encode images of prompts now, and how many each has to do.
-
-        Those are of use whose rows somebody may read who computes prompts. One that is silent is not: who computes the
-        prompt does it as well.
-        """
+        """Return who may encode images now, of whom somebody who computes prompts reads rows; and how many each has."""
         able = [each for each in self._of_role(Role.ENCODE) if each.is_open and each.worker.takes_legs]
         if not able:
             return {}
         readers = [self._sessions[each].worker for each in {pair.prefill_id for pair in self.pairs()}]
-        return {
-            each.instance_id: each.num_open_legs
-            for each in able
-            if any(reader.reads_rows_of(each.worker) for reader in readers)
-        }
+        useful = [each for each in able if any(reader.reads_rows_of(each.worker) for reader in readers)]
+        return {each.instance_id: each.num_open_legs for each in useful}
 
     def session(self, instance_id: int) -> Session:
         return self._sessions[instance_id]
@@ -266,10 +259,7 @@ class Fleet:
         return self._closed_because or explain(self._views(), self._model_id, self._kinds)
 
     def is_cut_off(self) -> bool:
-        """Whether a worker is listed as ready that is not reached: it may be dead, or there for another router.
-
-        One that encodes images is not asked about: nobody depends on it.
-        """
+        """Whether a worker is listed as ready that is not reached: it may be dead, or there for another router."""
         ready = [view for view in self._views() if view.state is State.READY and view.role is not Role.ENCODE]
         return any(not view.session_open for view in ready)
 
@@ -282,10 +272,7 @@ class Fleet:
         return self._page_sizes
 
     def context_len(self, default: int) -> int:
-        """The longest request, prompt and output, that every ready worker takes; at most `default`.
-
-        Workers that encode images are not asked: no request is theirs.
-        """
+        """The longest request, prompt and output, that every ready worker takes; at most `default`."""
         if self._context_len is None:
             ready = [worker for worker in self._serving_workers() if worker.state is State.READY]
             self._context_len = min((worker.record.context_len for worker in ready), default=sys.maxsize)

@@ -642,9 +642,8 @@ class RadixTree:
         """Whether a node that is evicted from its level goes down a level: always, where others are kept behind it."""
         if node.is_withdrawn or node.has_rows or node.level == len(self._tiers):
             return False
-        if node.children:
-            return True
-        return self._tiers[node.level].admits(node.hashes, node.num_uses, node.end * self._page_size)
+        tier = self._tiers[node.level]
+        return bool(node.children) or tier.admits(node.hashes, node.num_uses, node.end * self._page_size)
 
     def _drop_beside(self, node: Node) -> None:
         """Forget what a node has beside its tokens' pages; of the pool it is not any more."""
