@@ -55,7 +55,7 @@ def lending(patch: pytest.MonkeyPatch, change: Callable[[Lent], Lent]) -> None:
 
 def be_hasty(patch: pytest.MonkeyPatch, patience_s: float) -> None:
     """Have pulls given up that are on their way, or being written. No bug."""
-    patch.setattr(PullPrices, "patience_s", staticmethod(lambda load_s: patience_s))
+    patch.setattr(PullPrices, "patience_s", staticmethod(lambda load_s, least_s: patience_s))
     patch.setattr(PullPrices, "is_shunned", lambda *_: False)
 
 
