@@ -14,7 +14,6 @@ from diptych.common.arrays import I64
 from diptych.engine.attention.gpu_layers import GpuLayer
 from diptych.kernels.gpu.attention.decode_attention import FP8
 from diptych.kernels.gpu.attention.expand_pages import expand_pages, expanded_table
-from diptych.kernels.gpu.attention.extend_attention import NUM_SMS
 from diptych.kernels.gpu.attention.prompt_attention import (
     DTYPES,
     NUM_ROWS,
@@ -24,9 +23,9 @@ from diptych.kernels.gpu.attention.prompt_attention import (
     serves,
     to_device,
 )
+from diptych.kernels.gpu.attention.split_extend_attention import is_short
 
 EXPANDED_NBYTES: Final = 256 << 20  # of FP8 pages as 16 bits, a layer: 65,536 tokens of 8 heads of 128
-FEWEST_ROWS: Final = 64 * NUM_SMS  # pairs of a token and a head: for fewer, more programs are made of less
 LEAST_USE: Final = 0.5  # of rows of tiles: `extend_attention` has smaller ones for a few tokens each of many requests
 
 
@@ -73,8 +72,9 @@ class HopperPrompts:
     def _pays(self, extend_lens: I64) -> bool:
         rows = extend_lens * (self._config.num_heads // self._config.num_kv_heads)
         in_tiles = -(-rows // NUM_ROWS) * NUM_ROWS
-        enough = int(rows.sum()) * self._config.num_kv_heads >= FEWEST_ROWS
-        return enough and float(rows.sum()) >= LEAST_USE * float(in_tiles.sum())
+        num_rows, longest = int(rows.sum()), int(rows.max(initial=0))
+        is_few = is_short(num_rows, max(longest, NUM_ROWS), self._config.num_kv_heads, self._config.head_dim)
+        return not is_few and float(rows.sum()) >= LEAST_USE * float(in_tiles.sum())
 
     def attends(self, at: GpuLayer) -> bool:
         """Whether it computes a layer."""

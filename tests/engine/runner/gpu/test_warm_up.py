@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_config import tiny_config
 
+from diptych.common.arrays import I64
+from diptych.engine.attention.hopper_prompts import HopperPrompts
 from diptych.engine.attention.layer_constants import rope_tables
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.measuring import largest_step, longest_extend, longest_timed, timed_steps
 from diptych.engine.runner.gpu.warm_up import up_to, warm_up_steps
-from diptych.engine.values.batch import ForwardMode
+from diptych.engine.values.batch import ForwardBatch, ForwardMode
+from diptych.kernels.gpu.attention.extend_attention import choose_tile
+from diptych.kernels.gpu.attention.split_extend_attention import is_short, split_tile
 
 
 def test_sizes_are_the_powers_of_two_half_as_many_again_and_the_limit() -> None:
@@ -38,6 +44,35 @@ def test_a_few_tokens_come_behind_a_prefix_of_the_null_page_too() -> None:
     assert [(step.extend_lens.tolist(), step.seq_lens.tolist()) for step in behind] == [([2], [2050]), ([32], [2080])]
     assert [step.positions[0] for step in behind] == [2048, 2048]
     assert max(step.out_slots.max() for step in behind) < 16
+
+
+@pytest.mark.parametrize(("num_kv_heads", "group"), [(8, 4), (8, 8), (4, 8), (16, 2), (32, 1), (8, 5)])
+def test_no_prompts_attend_by_a_kernel_that_no_step_has_had_before(num_kv_heads: int, group: int) -> None:
+    """A kernel that is compiled while requests wait stops all of them for a second or two."""
+    heads = SimpleNamespace(num_kv_heads=num_kv_heads, num_heads=num_kv_heads * group, head_dim=128)
+    limits = StepLimits(max_step_tokens=8192, max_requests=256, max_pages=512)
+    before = {attends_by(step.extend_lens, heads) for step in warm_up_steps(limits, 16, 8192) if is_extend(step)}
+    rng = np.random.default_rng(group)
+    for _ in range(4000):
+        longest = int(2 ** rng.uniform(0, 13))
+        lens = rng.integers(1, longest + 1, size=int(2 ** rng.uniform(0, 8)))
+        lens = lens[: max(1, int((lens.cumsum() <= limits.max_step_tokens).sum()))]
+        assert attends_by(lens, heads) in before, lens
+
+
+def is_extend(step: ForwardBatch) -> bool:
+    return step.mode is ForwardMode.EXTEND
+
+
+def attends_by(lens: I64, heads: Any) -> tuple[str, int]:
+    """Return the kernel by which prompts attend on Hopper, bfloat16, and the rows of its tiles."""
+    group = heads.num_heads // heads.num_kv_heads
+    rows = int(lens.sum()) * group, int(lens.max()) * group
+    if HopperPrompts._pays(SimpleNamespace(_config=heads), lens):  # type: ignore[arg-type]
+        return "hopper", 0
+    if is_short(*rows, heads.num_kv_heads, heads.head_dim):
+        return "shared out", split_tile(rows[1], heads.head_dim, torch.bfloat16).rows
+    return "extend", choose_tile(*rows, heads.num_kv_heads, heads.head_dim, torch.bfloat16).rows
 
 
 @pytest.mark.parametrize("pool_pages", [32, 4096])

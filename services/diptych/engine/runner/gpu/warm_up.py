@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +22,8 @@ from diptych.engine.values.batch import ForwardBatch, ForwardMode, Runner, Sampl
 logger = logging.getLogger(__name__)
 PREFIX_TOKENS: Final = 2048
 FEW_TOKENS: Final = (2, 32)  # of the smallest tile of attention, and of a larger one
+MANY: Final = (16, 24, 48, 96, 192)  # prompts of a step, which have tiles of a few rows: more than of a GPU's multiprocessors
+EACH: Final = (2, 4, 8, 16, 24)  # tokens of such a prompt: 17 to 63 rows of it, by how many heads have one key
 
 
 def warm_up(
@@ -53,7 +56,7 @@ def warm_up(
 def warm_up_steps(limits: StepLimits, page_size: int, longest: int) -> Iterator[ForwardBatch]:
     """Yield prompts of any number of tokens, then any number of rows of requests that continue, each up to the limit.
 
-    And a few tokens behind a prefix, which is cut into shares.
+    And a few tokens behind a prefix, which is cut into shares, and many prompts of a few tokens each.
     """
     for num_tokens in up_to(limits.max_step_tokens):
         yield prompts(num_tokens, limits, page_size, longest)
@@ -61,6 +64,10 @@ def warm_up_steps(limits: StepLimits, page_size: int, longest: int) -> Iterator[
         prefix_len = min(PREFIX_TOKENS, longest - num_tokens)
         if num_tokens <= prefix_len:
             yield step_of(ForwardMode.EXTEND, np.array([num_tokens]), limits, page_size, prefix_len)
+    for num_prompts, num_tokens in product(MANY, EACH):
+        fits = num_prompts <= limits.max_requests and num_prompts * num_tokens <= limits.max_step_tokens
+        if fits and num_tokens <= longest:
+            yield step_of(ForwardMode.EXTEND, np.full(num_prompts, num_tokens), limits, page_size)
     for num_rows in up_to(limits.max_samples):
         yield _decode(num_rows, limits, page_size)
 
