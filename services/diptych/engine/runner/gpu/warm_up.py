@@ -22,7 +22,7 @@ from diptych.engine.values.batch import ForwardBatch, ForwardMode, Runner, Sampl
 logger = logging.getLogger(__name__)
 PREFIX_TOKENS: Final = 2048
 FEW_TOKENS: Final = (2, 32)  # of the smallest tile of attention, and of a larger one
-MANY: Final = (16, 24, 48, 96, 192)  # prompts of a step, which have tiles of a few rows: more than of a GPU's multiprocessors
+MANY: Final = (16, 24, 48, 96, 192)  # prompts of a step, whose tiles have few rows
 EACH: Final = (2, 4, 8, 16, 24)  # tokens of such a prompt: 17 to 63 rows of it, by how many heads have one key
 
 
