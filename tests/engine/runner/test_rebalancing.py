@@ -11,11 +11,12 @@ import torch
 
 from diptych.checkpoints.quantization.weight import expanded
 from diptych.checkpoints.source import ModelSource, open_model
+from diptych.common.errors import ConfigError
 from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.matrices.weights import Weights
 from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_model
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.runner.rebalancing import Rebalancing
+from diptych.engine.runner.rebalancing import Rebalancing, SomeTensors
 from diptych.engine.values.expert_placement import ExpertPlacement, balanced
 
 NUM_RANKS, NUM_REDUNDANT = 2, 1
@@ -87,6 +88,18 @@ def test_what_moves_is_as_it_would_have_been_loaded_one_layer_after_the_other(
     assert told.count("layer") == 2
     between = told[told.index("layer") : len(told) - told[::-1].index("layer")]
     assert "tensor" in between, "all layers were read before one took the place of the old one"
+
+
+def test_a_checkpoint_that_lacks_a_tensor_by_then_ends_the_worker_rather_than_compute_by_old_experts(
+    tiny_experts_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, dealt = open_model(str(tiny_experts_folder)), Dealt([90, 1, 1])
+    experts: Any = dealt
+    rebalancing = Rebalancing(loaded(source, dealt), source, experts, 1, NUM_REDUNDANT)
+    tensors = SomeTensors.tensors
+    monkeypatch.setattr(SomeTensors, "tensors", lambda self: list(tensors(self))[1:])
+    with pytest.raises(ConfigError, match="can't be read any more"):
+        rebalancing.before_round()
 
 
 def test_what_moves_is_expanded_as_the_model_was(tiny_experts_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

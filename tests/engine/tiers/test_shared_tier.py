@@ -136,6 +136,21 @@ def test_ends_are_deleted_with_the_runs_before_them_also_by_who_has_forgotten_wh
     assert store.runs() == {}
 
 
+def test_an_end_that_waits_is_not_written_once_it_is_forgotten_though_memory_was_wanted_meanwhile(
+    new_life: NewLife, store: OddStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life, may_write = new_life(**BESIDE["windows"]), threading.Event()
+    know_the_store(life)
+    write = store.write
+    monkeypatch.setattr(store, "write", lambda *given: may_write.wait(SOON_S) and write(*given))
+    life.compute(TEXT)
+    life.cache.pool.uncache(life.cache.tree.windows.pop_spare(100))
+    life.cache.flush()
+    may_write.set()
+    life.finish_writes()
+    assert store.runs() == {}
+
+
 def test_no_end_is_given_where_memory_was_wanted_for_what_windows_do_not_see(
     new_life: NewLife, store: OddStore
 ) -> None:

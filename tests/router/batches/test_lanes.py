@@ -67,7 +67,9 @@ def test_lines_of_a_model_that_is_away_stop_no_others_and_run_when_it_is_back() 
     asyncio.run(asyncio.wait_for(story(), 20))
 
 
-def test_a_file_that_names_one_model_is_read_on_only_as_its_lines_end() -> None:
+def test_a_file_that_names_one_model_is_read_on_only_as_its_lines_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes_module, "REREAD_S", 1000.0)  # that is for files of several
+
     async def story() -> None:
         lanes = Lanes(1, lambda: 100.0 * next(ticks))  # whatever is held stands still
         lane = lanes.lane("m")
@@ -104,6 +106,19 @@ def test_lines_wait_for_a_model_that_makes_output_or_has_just_answered() -> None
         slot.answered()
         assert not lane.stands_still(1.0)
     assert lane.stands_still(1.0)
+
+
+def test_lines_that_have_just_begun_do_not_stand_still_however_long_there_were_none() -> None:
+    now_s = 0.0
+    lanes = Lanes(2, lambda: now_s)
+    lane = lanes.lane("m")
+    now_s = 100.0
+    assert lane.stands_still(now_s)
+    lanes.hold(lane)
+    assert not lane.stands_still(now_s)
+    now_s = 200.0
+    lanes.hold(lane)
+    assert lane.stands_still(now_s), "a second line is no answer"
 
 
 def test_names_that_clients_think_of_share_a_lane_beyond_a_count() -> None:

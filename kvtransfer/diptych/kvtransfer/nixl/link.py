@@ -76,11 +76,11 @@ class Link:
         """Take, complete, post and say what can be now; return whether there was anything. Raises `TransferError`."""
         before = len(self.submitted), len(self.in_flight), self.bytes_sent
         while self.submitted:
-            operation = self.submitted.popleft()
+            operation = self.submitted[0]  # until it is in a stream: whatever fails, somebody tells its end
             for copy in operation.copies:
                 if copy.pack is not None:
                     copy.max_pages = self.stage(copy.pack).max_pages
-            self.streams.add(operation)
+            self.streams.add(self.submitted.popleft())
         if not self.streams:
             return False
         self.streams.expire(now_s)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diptych.kernels.page_pack import PagePack, pack_page
+from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.nixl.agent import LOCAL, Agent
 from diptych.kvtransfer.nixl.streams import PIECE_NBYTES
@@ -28,7 +29,10 @@ class Registered:
         self.stride = stride
         self._count = count
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-        self._map = mmap.mmap(-1, stride * count, flags=flags)
+        try:
+            self._map = mmap.mmap(-1, stride * count, flags=flags)
+        except OSError as error:
+            raise TransferError(f"no memory for {stride * count} bytes to stage pages in: {error}") from None
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.bytes = memoryview(self._map)
         self.rows = np.frombuffer(self._map, np.uint8).reshape(count, stride)

@@ -84,7 +84,7 @@ class TritonAttention:
         lens, longest = batch.host.extend_lens, int(batch.host.seq_lens.max())
         assert longest <= self._num_positions, f"{longest} tokens, but the pool is for {self._num_positions}"
         num_single = int(np.append(lens != 1, True).argmax())
-        if self._looks_ahead and batch.host.images:
+        if self._looks_ahead and (batch.host.images or batch.host.looks_ahead):
             self._step = _Step.of(batch, num_single, int(lens.max()), seen_ends=_seen_ends(batch, num_single))
             return
         prompts = self._kernels.plan(lens[num_single:], batch.host.seq_lens[num_single:])

@@ -313,6 +313,7 @@ class ModelLoader:
             self._options.max_drafts,
             num_window_groups=len(model.page_groups) - 1,
             max_loras=self._options.num_lora_slots,
+            looks_ahead=model.sees_images_whole,
             num_axes=0 if model.mrope is None else len(model.mrope.sizes),
         )
 

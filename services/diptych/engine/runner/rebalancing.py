@@ -16,6 +16,7 @@ import torch
 from diptych.architectures.placement import Piece, Placed
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.source import ChangedModel, ModelSource
+from diptych.common.errors import ConfigError
 from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.matrices.weights import Assembly, Weights
 from diptych.engine.runner.loaded_model import LoadedModel, as_kept
@@ -78,6 +79,8 @@ class Rebalancing:
             for tensor in as_kept(ModelPart.of(read, model.communicator).tensors, model.options):
                 layers.take(*tensor)
                 self._on_tensor()
+        if layers.lacking:
+            raise ConfigError(f"{model.config.model_id}: {layers.lacking[0]} can't be read any more: restart it")
 
 
 class NewLayers:
@@ -93,6 +96,11 @@ class NewLayers:
         for _, pieces in placement:
             self._lacking[_layer_of(pieces)].update(piece.target for piece in pieces)
         self._found = {layer: self._weights() for layer in self._lacking}
+
+    @property
+    def lacking(self) -> list[str]:
+        """What has not come: layers that have it are neither old nor new."""
+        return sorted(target for targets in self._lacking.values() for target in targets)
 
     def take(self, name: str, tensor: Stored) -> None:
         for target, weight in self._assembly.add(name, tensor):

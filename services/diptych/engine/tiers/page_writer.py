@@ -169,10 +169,10 @@ class PageWriter:
         return page_id in self._queue.forgotten
 
     def forget(self, ids: Sequence[PageId], dropped: Sequence[PageId]) -> None:
-        """Publish none of `ids` that waits here, and let the sink drop `dropped`: later, if the medium fails."""
+        """Publish none of either that waits here, and let the sink drop `dropped`: later, if the medium fails."""
         queue = self._queue
         with self._changed:
-            queue.lost.update(queue.pending.intersection(page_id.key for page_id in ids))
+            queue.lost.update(queue.pending.intersection(page_id.key for page_id in (*ids, *dropped)))
             queue.num_forgets += 1
             queue.forgotten.update(dict.fromkeys(dropped, queue.num_forgets))
             self._changed.notify()

@@ -189,6 +189,7 @@ class ForwardBatch:
     rows_before: I64 | None = None  # [num_tokens]: places of `HiddenRows`, of a model that joins them; else None
     rope_positions: I64 | None = None  # [3, num_tokens]: of time, height and width; None: `positions` are all three
     images: tuple[ImageRows, ...] = ()  # where `input_ids` mean nothing
+    looks_ahead: bool = False  # attends as a step with images does, to be run ahead of them
     encodes: tuple[ImageRows, ...] = ()  # to be written to pages: then that is all that the step does
     attention: AttentionRows | None = None  # None: nobody asks
 

@@ -24,7 +24,7 @@ class Lane:
 
     def __init__(self, now_s: float) -> None:
         self.num_held = 0
-        self.moved_s = now_s  # when it got its last answer
+        self.moved_s = now_s  # when it got its last answer, or its first line since then
         self.is_passed = False  # some line was passed over, and is to be found again
         self._slots: set[Slot] = set()
 
@@ -64,7 +64,7 @@ class Lanes:
         """Return whether lines were passed over; first wait until one of them could begin."""
         self._is_mixed = len(self._seen) > 1
         passed = [lane for lane in self._all() if lane.is_passed]
-        if passed:
+        if passed and self._is_mixed:
             await asyncio.sleep(REREAD_S)
         while passed and all(self._is_full(lane) for lane in passed):
             await self._wait()
@@ -87,7 +87,9 @@ class Lanes:
         return True
 
     def hold(self, lane: Lane) -> None:
-        """A line begins."""
+        """A line begins. Where none was held, nothing has stood still."""
+        if not lane.num_held:
+            lane.moved_s = self._clock()
         lane.num_held += 1
 
     def release(self, lane: Lane) -> None:

@@ -16,7 +16,8 @@ PACE_MEMORY: Final = 128  # measurements of one worker that count, about
 PACE_POINTS: Final = 8  # before it has a pace of its own
 CLEAR: Final = 1.4  # times slower or faster than the others: no noise
 NEWEST: Final = 16  # of them, that tell of another load
-DRIFTED: Final = 1.4  # times more or less: of a load that comes at random the newest differ so by two deviations
+DRIFTED: Final = 1.4  # times more or less than usual: less is no other load
+BY_CHANCE: Final = 3.0  # deviations of the mean of the newest
 OUTLIER: Final = 3.0  # no measurement counts as slower or faster than this
 DOUBLES: Final = (math.inf, 96_000.0, 48_000.0, 24_000.0, 12_000.0, 6_000.0, 3_000.0)  # tokens; see `Curve`
 BENT: Final = 0.9  # of a line's error: above it a curve is no better
@@ -162,18 +163,29 @@ class Ratio:
 
 
 class Drift:
-    """A mean of what came last. What was before is forgotten where the newest clearly differ: it was another load."""
+    """A mean of what came last. What was before is forgotten where the newest clearly differ: it was another load.
+
+    Clearly: in their mean by more than chance makes of as many that differ among themselves as those did.
+    """
 
     def __init__(self) -> None:
         self._usual, self._newest = Ratio(), Ratio(NEWEST)
+        self._squares, self._newest_squares = Ratio(), Ratio(NEWEST)
 
     def learn(self, amount: float, tempered: float) -> None:
         """`tempered`: what it counts as in the long run, where a single one is to say little."""
         self._usual.learn(tempered)
         self._newest.learn(amount)
+        self._squares.learn(amount * amount)
+        self._newest_squares.learn(amount * amount)
         usual, newest = self._usual.value(0.0), self._newest.value(0.0)
-        if newest > DRIFTED * usual or usual > DRIFTED * newest:
+        if (newest > DRIFTED * usual or usual > DRIFTED * newest) and abs(newest - usual) > self._chance(usual):
             self._usual.become(self._newest)
+            self._squares.become(self._newest_squares)
+
+    def _chance(self, usual: float) -> float:
+        """Return by how much the mean of the newest may differ without saying anything."""
+        return BY_CHANCE * math.sqrt(max(0.0, self._squares.value(0.0) - usual * usual) / NEWEST)
 
     def value(self, default: float) -> float:
         return self._usual.value(default)

@@ -60,6 +60,14 @@ def test_no_prompts_attend_by_a_kernel_that_no_step_has_had_before(num_kv_heads:
         assert attends_by(lens, heads) in before, lens
 
 
+@pytest.mark.parametrize(("num_kv_heads", "group"), [(4, 2), (8, 2), (16, 2)])  # Gemma 3's
+def test_steps_as_those_with_images_are_run_with_every_tile(num_kv_heads: int, group: int) -> None:
+    limits = StepLimits(max_step_tokens=8192, max_requests=256, max_pages=512, looks_ahead=True)
+    ahead = [step.extend_lens for step in warm_up_steps(limits, 16, 8192) if step.looks_ahead]
+    rows = [(int(lens.sum()) * group, int(lens.max()) * group) for lens in ahead]
+    assert {choose_tile(*each, num_kv_heads, 256, torch.bfloat16).rows for each in rows} == {16, 64, 128}
+
+
 def is_extend(step: ForwardBatch) -> bool:
     return step.mode is ForwardMode.EXTEND
 

@@ -186,6 +186,20 @@ def test_nobody_starves_where_a_step_with_both_takes_more_than_is_ever_left(floo
     assert sum(costs) >= 0.95 * 400 * AT_LAST / PATIENCE
 
 
+@pytest.mark.parametrize("tpot_s", [0.0, 0.2])
+@pytest.mark.parametrize("extra_s", [0.08, 0.11])
+def test_steps_that_are_too_long_however_few_prompts_they_have_are_not_many(extra_s: float, tpot_s: float) -> None:
+    worker = Worker(StepPace(0.1), noise=random.Random(3), floor=Floor(extra_s))
+    warm(worker)
+    worker.join(running(1, tpot_s))
+    for cost in (50, 120, 0, 0, 300, 700, 0, 1500, 4000) * 20:
+        worker.step(cost)
+    left, num_steps = 16_000, 0
+    while left > 0:
+        left, num_steps = left - worker.step(left), num_steps + 1
+        assert num_steps < 100
+
+
 def test_a_few_tokens_take_no_less_than_a_step_with_both_does_and_say_nothing_of_more() -> None:
     worker = learned(Floor(6e-3))
     for _ in range(200):

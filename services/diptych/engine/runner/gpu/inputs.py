@@ -39,6 +39,7 @@ class StepLimits:
     max_drafts: int = 0  # that a step verifies, of all its requests
     num_window_groups: int = 0  # of layers, see `WindowGroups`
     max_loras: int = 0  # slots of adapters
+    looks_ahead: bool = False  # rows of an image see each other
     num_axes: int = 0  # by which positions turn, in models of several: see `rope_positions`
 
     @property

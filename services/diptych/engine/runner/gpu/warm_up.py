@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, Final
 
@@ -59,7 +60,9 @@ def warm_up_steps(limits: StepLimits, page_size: int, longest: int) -> Iterator[
     And a few tokens behind a prefix, which is cut into shares, and many prompts of a few tokens each.
     """
     for num_tokens in up_to(limits.max_step_tokens):
-        yield prompts(num_tokens, limits, page_size, longest)
+        yield (step := prompts(num_tokens, limits, page_size, longest))
+        if limits.looks_ahead:
+            yield replace(step, looks_ahead=True)
     for num_tokens in FEW_TOKENS:
         prefix_len = min(PREFIX_TOKENS, longest - num_tokens)
         if num_tokens <= prefix_len:

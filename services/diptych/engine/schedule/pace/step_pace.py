@@ -246,7 +246,10 @@ class StepPace:
         budget = min(most, max(least, left))
         if longest_s == math.inf:
             return budget
-        fitting = known.cost_in(longest_s) if known.line.is_known else int(most * min(1.0, longest_s / STEP_S))
+        if not known.line.is_known:
+            fitting = int(most * min(1.0, longest_s / STEP_S))
+        else:  # a step with a few takes the floor, too
+            fitting = max(known.cost_in(longest_s), known.at_floor)
         return min(budget, max(MIN_CHUNK, num_rows, fitting))
 
     @staticmethod
