@@ -34,7 +34,8 @@ def test_a_restart_finds_what_was_in_files_and_tokens_are_the_same(tiny_folder: 
 
 
 def test_ranks_find_their_parts_of_pages_in_files(tiny_folder: Path, tmp_path: Path) -> None:
-    in_files = replace(OPTIONS, file_cache_dir=str(tmp_path), file_cache_mib=64, tp=2)
+    """Steps are short, so that prompts take long: on a busy machine, too, loads are faster."""
+    in_files = replace(OPTIONS, file_cache_dir=str(tmp_path), file_cache_mib=64, tp=2, max_step_tokens=16)
     with Engine(str(tiny_folder), in_files) as engine:
         expected = answers(engine)
         assert answers(engine) == expected

@@ -157,8 +157,7 @@ class OverlappedStepping:
     grammars depend on them. Where the core cannot overlap just now, a step is committed before anything else happens.
     Where it cannot plan before a commit, which it does then is told while the next step runs.
 
-    A step lasts until its device is done with it, but at least until the next one is begun: where the device has
-    nothing to do until then, the host is what takes long, and so the times of steps add up.
+    A step lasts until its device is done with it, and at least until the next one is begun: so times add up.
     """
 
     def __init__(self, core: SchedulerCore, worker: ModelWorker, clock: Callable[[], float]) -> None:

@@ -225,8 +225,7 @@ class ForwardBatch:
         """
         ends: I64 = self.positions + 1
         for image in self.images:
-            behind = image.token + image.num_rows
-            ends[image.token : behind] = ends[behind - 1]
+            ends[image.token :][: image.num_rows] = ends[image.token + image.num_rows - 1]
         return ends
 
     @property
