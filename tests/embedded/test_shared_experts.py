@@ -45,7 +45,7 @@ def test_the_death_of_one_scheduler_ends_the_other_and_no_request_waits_for_ever
         stream = engine.stream(PROMPTS[0], replace(GREEDY, max_tokens=400))
         next(stream)
         processes[1].kill()
-        with pytest.raises((SchedulerDied, InternalError), match="died|ended"):
+        with pytest.raises((SchedulerDied, InternalError), match=r"died|ended"):
             list(stream)
         with pytest.raises(SchedulerDied):
             engine.generate(PROMPTS[1], GREEDY)
