@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -107,10 +108,18 @@ def test_answers_are_those_of_transformers(
 
 
 def test_where_there_is_an_encode_worker_it_encodes_and_its_rows_cross_to_who_computes_the_prompt(
-    platform: Any, client: openai.OpenAI, vision_model: VisionModel, vision: VisionInput
+    platform: Any, client: openai.OpenAI, vision_model: VisionModel, vision: VisionInput, wait_until: Any
 ) -> None:
     if not any(each.role == ROLE_ENCODE for each in platform.instances()):
         pytest.skip("there is none")
+    seeds = itertools.count(100)
+
+    def is_asked() -> bool:
+        """A pair serves before it has a link to who encodes: until then it encodes itself."""
+        ask(client, shown(picture(40, 50, next(seeds))))
+        return counted(platform, ROLE_ENCODE, "images_encoded") > 0
+
+    wait_until(is_asked, 60.0, "an image is encoded by the encode worker")
     before = [counted(platform, *what) for what in COUNTED]
     image = picture(70, 90, 11)
     answer = ask(client, shown(image), text("And?"))
