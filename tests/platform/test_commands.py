@@ -42,8 +42,8 @@ def test_commands_need_neither_address_nor_token(
     status = diptych(platform, "status")
     assert ["prefill", "1", "1"] in [line.split()[:3] for line in status.splitlines()]
     assert "decode" in diptych(platform, "links")
-    assert diptych(platform, "chat", typed="hello\n").strip()
-    assert diptych(platform, "generate", "Once upon a time").strip()
+    assert diptych(platform, "chat", "--temperature=0", typed="hello\n").strip()
+    assert diptych(platform, "generate", "--temperature=0", "Once upon a time").strip()
     assert "HTTP and gRPC agree" in diptych(platform, "check", "answers")
     assert "from prefill" in diptych(platform, "check", "kv")
     load = ("--calls=4", "--concurrency=2", "--input-len=20", "--output-len=4")

@@ -12,6 +12,7 @@ import zmq.asyncio
 from diptych.common.members.roles import Role
 from diptych.engine import EngineOptions
 from diptych.engine.frontend.scheduler_client import SchedulerClient, SchedulerDied, start_scheduler
+from diptych.engine.nodes.leading import Alone
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.v1 import engine_pb2
@@ -77,7 +78,24 @@ class EndedProcess:
         self._said = asyncio.ensure_future(self._channel.send(words))
 
 
-def test_the_last_words_of_a_process_are_heard_though_its_end_is_noticed_first(tmp_path: Path) -> None:
+class LostNode(Alone):
+    """A node that is noticed to be gone a moment after the rank here that lost its connection."""
+
+    async def last_words(self, timeout_s: float) -> str:
+        await asyncio.sleep(0)
+        return "node 1 has ended"
+
+
+@pytest.mark.parametrize(
+    ("company", "words"),
+    [
+        (Alone, "^no room$"),
+        (LostNode, "no room; a part of the group is gone: node 1 has ended"),
+    ],
+)
+def test_the_last_words_of_a_process_are_heard_though_its_end_is_noticed_first(
+    tmp_path: Path, company: type[Alone], words: str
+) -> None:
     async def test() -> None:
         context = zmq.asyncio.Context()
         ours, theirs = (context.socket(zmq.PAIR) for _ in range(2))
@@ -85,9 +103,9 @@ def test_the_last_words_of_a_process_are_heard_though_its_end_is_noticed_first(t
         theirs.connect("inproc://scheduler")
         process: Any = EndedProcess(theirs)
         heartbeat: Any = None
-        client = SchedulerClient([process], ours, str(tmp_path), heartbeat)
+        client = SchedulerClient([process], ours, str(tmp_path), heartbeat, company())
         try:
-            with pytest.raises(SchedulerDied, match="no room"):
+            with pytest.raises(SchedulerDied, match=words):
                 await client.ready()
         finally:
             context.destroy(linger=0)

@@ -54,6 +54,10 @@ class SchedulerDied(InternalError):
     """A process of the scheduler ended on its own."""
 
 
+def _desertion(words: str) -> str:
+    return f"a part of the group is gone: {words}"
+
+
 class Commands(Protocol):
     """What takes commands for a scheduler."""
 
@@ -124,7 +128,7 @@ class SchedulerClient:
                 await asyncio.wait((message, *ends), return_when=asyncio.FIRST_COMPLETED)
                 if not message.done():
                     message.cancel()
-                    raise await (self._desertion(lost.result()) if lost.done() else self._death(""))
+                    raise await (self._desert(lost.result()) if lost.done() else self._death(""))
                 events = engine_pb2.SchedulerEvents.FromString(message.result())
                 if events.fatal:
                     raise await self._death(events.fatal)
@@ -161,23 +165,24 @@ class SchedulerClient:
     async def _death(self, fatal: str) -> SchedulerDied:
         """Return why the scheduler ended; end what is left of it.
 
-        Of several ranks the first sign may come from one that merely lost its company.
+        Of several ranks the first sign may come from one that merely lost its company, here or elsewhere.
         """
         if len(self._processes) > 1:
             await self._all_end(_LAST_WORDS_S if self._is_ready else _FIRST_WORDS_S)
         fatal = fatal or await self._last_words()
         codes = enumerate(process.returncode for process in self._processes)
         causes = [self._cause(rank, code) for rank, code in codes if code is not None and (rank or not fatal)]
-        words = "; ".join([*causes, fatal] if fatal else causes)
+        gone = await self._company.last_words(_LAST_WORDS_S)
+        words = "; ".join(filter(None, [*causes, fatal, gone and _desertion(gone)]))
         self._company.died(words)
         await self._kill()
         return SchedulerDied(words)
 
-    async def _desertion(self, words: str) -> SchedulerDied:
+    async def _desert(self, words: str) -> SchedulerDied:
         """End what is here, because ranks elsewhere are gone; return why."""
         self._company.died(words)
         await self._kill()
-        return SchedulerDied(f"a part of the group is gone: {words}")
+        return SchedulerDied(_desertion(words))
 
     def _cause(self, rank: int, code: int) -> str:
         name = "the scheduler process" if len(self._processes) == 1 else f"tensor-parallel rank {rank}"

@@ -31,6 +31,10 @@ class Company(Protocol):
         """Ends when one of them is gone, with words."""
         ...
 
+    async def last_words(self, timeout_s: float) -> str:
+        """Say who of them is gone, or goes until then, now that a rank here has ended; empty: nobody."""
+        ...
+
     def absence(self) -> str:
         """Say who elsewhere may keep the others waiting; empty: nobody."""
         ...
@@ -57,6 +61,9 @@ class Alone:
 
     def __init__(self) -> None:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def last_words(self, timeout_s: float) -> str:
+        return ""
 
     def absence(self) -> str:
         return ""
@@ -111,6 +118,10 @@ class GroupLeader(rank_pb2_grpc.NodeGroupServicer):
                 self.roster.excuse(looked_s - before_s)
             if words := self.roster.complaint(looked_s):
                 self._lose(words)
+
+    async def last_words(self, timeout_s: float) -> str:
+        await asyncio.wait([self.lost], timeout=timeout_s)
+        return self.lost.result() if self.lost.done() else ""
 
     def absence(self) -> str:
         return self.roster.absence(self._clock())
