@@ -90,7 +90,7 @@ def _append_rows(step: Step, drafts: Drafts, samples: Sequence[int]) -> Plain:
         ):
             request.tokens[num_tokens:end] = token_ids
             request.num_tokens = end
-            request.computed_len -= 1 + len(own) - len(token_ids)
+            _roll_back(request, own, token_ids)
             told.append((request.room, index, token_ids, len(own)))
             if len(token_ids) > 1:
                 ahead.append((request, len(token_ids) - 1))
@@ -111,11 +111,17 @@ def sampled(step: Step, result: StepResult, rows: Iterable[int]) -> Iterator[Sam
             continue
         drafts = step.drafts_of(request)
         token_ids = verified(drafts, tuple(result.token_ids[first : first + 1 + len(drafts)].tolist()))
-        request.computed_len -= 1 + len(drafts) - len(token_ids)
+        _roll_back(request, drafts, token_ids)
         num_top, logprobs = request.params.logprobs, None
         if num_top is not None and result.logprobs is not None:
             logprobs = of_rows(result.logprobs, first, first + len(token_ids), num_top)
         yield Sampled(request, token_ids, logprobs, _attention(request, result, range(first, first + len(token_ids))))
+
+
+def _roll_back(request: Request, drafts: TokenIds, token_ids: TokenIds) -> None:
+    """Count as computed what `token_ids` are behind, of a row; a state sees them with the next step."""
+    request.computed_len -= 1 + len(drafts) - len(token_ids)
+    request.late_len = len(token_ids) if drafts else 0
 
 
 def _attention(request: Request, result: StepResult, samples: Iterable[int]) -> TokenAttention | None:

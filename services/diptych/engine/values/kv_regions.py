@@ -177,6 +177,11 @@ def state_nbytes(recurrent: Recurrent, dtype: str) -> int:
     return len(recurrent.layers) * sum(state_part_nbytes(part, dtype) for part in recurrent.mixer.state_parts)
 
 
+def given_nbytes(recurrent: Recurrent, dtype: str) -> int:
+    """Return the bytes of what is kept of one token of a row until it is known whether it came true, of all layers."""
+    return len(recurrent.layers) * recurrent.mixer.in_size * DTYPE_NBYTES[dtype]
+
+
 def pages_per_state(model: ModelConfig, num_ranks: int, dtype: str, layout: PoolLayout) -> int:
     """Return how many pages hold a rank's part of a state; 0 for a model without. `dtype` is that of its layers."""
     if model.recurrent is None:
