@@ -114,8 +114,8 @@ def part_of(
     config = ModelPart.of(source, rank).config
     layout = ModelRunner.pool_layout(config, num_pages=shape[0], page_size=PAGE, dtype="float32")
     kv = torch.full(layout.shape, torch.nan)
-    parts = {"communicator": rank, "draft": draft}
-    return ModelRunner(source, kv, dtype="float32", attention_backend="cpu", **SIZES, **parts)
+    parts: dict[str, Any] = {"communicator": rank, "draft": draft, **SIZES}
+    return ModelRunner(source, kv, dtype="float32", attention_backend="cpu", **parts)
 
 
 class Serving:

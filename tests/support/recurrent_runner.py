@@ -58,9 +58,9 @@ class RecurrentRunner:
                 self._states[slot] = states[-1]
         if len(moves.written_slots):
             shape = (*moves.written_pages.shape, *self._kv.shape[1:])
-            states = np.zeros((len(moves.written_slots), math.prod(shape[1:])), self._states.dtype)
-            states[:, : self._states.shape[1]] = self._states[moves.written_slots]
-            self._kv[moves.written_pages] = states.reshape(shape)
+            written = np.zeros((len(moves.written_slots), math.prod(shape[1:])), self._states.dtype)
+            written[:, : self._states.shape[1]] = self._states[moves.written_slots]
+            self._kv[moves.written_pages] = written.reshape(shape)
         return [(token + mixed(state)) % self._vocab_size for token, state in zip(tokens, seen, strict=True)]
 
     def _behind(self, slot: int, span: U64) -> list[U64]:

@@ -14,7 +14,8 @@ from diptych.checkpoints.source import open_model
 from diptych.engine.tensor_parallel.sum_rule import SumRule
 
 NewDriver = Callable[..., Any]
-EQUAL, NEAR = {"atol": 0.0, "rtol": 0.0}, {"atol": 1e-4, "rtol": 1e-4}
+EQUAL: dict[str, Any] = {"atol": 0.0, "rtol": 0.0}
+NEAR: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
 OF_FOUR_RANKS = (  # heads: plain, biased, fused, gated, with sinks, of two kinds, none; experts of each form
     *(
         "llama",

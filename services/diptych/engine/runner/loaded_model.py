@@ -114,7 +114,8 @@ class LoadedModel:
         with torch.inference_mode():
             kinds = _kinds(self.config.attending, self.main, kv, self.options, self.sinks)
             attention, capture = _choose(kinds, self.options).attention, AttentionCapture(self.config, kinds)
-            states = self.states.on(kv) if self.states else _new_states(self.config, kv, self.options, self.blueprint.ops)
+            made = self.options, self.blueprint.ops
+            states = self.states.on(kv) if self.states else _new_states(self.config, kv, *made)
             draft, images = self.draft and self.draft.on(kv), self.images and self.images.on(kv)
             return replace(self, attention=attention, capture=capture, states=states, draft=draft, images=images)
 
