@@ -24,7 +24,7 @@ from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.scheduler.stepping import TpModelWorkerClient
 from diptych.engine.tensor_parallel.rank_log import draft_from_wire, draft_to_wire, step_from_wire, step_to_wire
 from diptych.engine.values.batch import DraftBatch, ForwardBatch, ForwardMode, SamplingBatch, WaitForResult
-from diptych.engine.values.kv_regions import pages_per_state
+from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.generation.sampling_params import SamplingParams
 from diptych.grammars.compiler import Compiler
 from diptych.tokens.tokenizer import Tokenizer
@@ -161,6 +161,7 @@ class Serving:
             num_pages=num_pages,
             compiler=self._compiler,
             tiers=lambda _: [HostTier(num_slots, copier)] if num_slots else [],
+            windows=window_pages(self.source.config, 1),
             pages_per_state=pages_per_state(self.source.config, 1, "float32", layout),
         )
         if drafter.asks_model:
