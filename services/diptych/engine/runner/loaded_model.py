@@ -282,11 +282,16 @@ def _new_images(decoder: Decoder | EncoderModel, kv: Tensor) -> EncodedImages | 
 def _new_states(config: ModelConfig, kv: Tensor, options: ModelOptions, ops: Ops) -> SlotStates | None:
     if config.recurrent is None:
         return None
-    if kv.is_cuda and options.row_tokens > 1:
-        words = "rows of several tokens are not computed by recurrent layers on GPUs yet"
-        raise ConfigError(f"--speculate is not for {config.model_id}: {words}: give --speculate off, or --device cpu")
+    check_rows(config, options.row_tokens, kv.device)
     sizes = options.max_requests, options.dtype, options.row_tokens
     return SlotStates(config, kv, *sizes, by_token=ops.mixes_by_token)
+
+
+def check_rows(config: ModelConfig, row_tokens: int, device: torch.device) -> None:
+    """Raises `ConfigError` for a model whose layers can't compute rows of so many tokens."""
+    if config.recurrent is not None and row_tokens > 1 and device.type != "cpu":
+        words = "rows of several tokens are not computed by recurrent layers on GPUs yet"
+        raise ConfigError(f"--speculate is not for {config.model_id}: {words}: give --speculate off, or --device cpu")
 
 
 def _check_fixed_order(config: ModelConfig, num_ranks: int) -> None:
