@@ -214,9 +214,16 @@ def main() -> None:
 def new_runner(
     source: ModelSource, quantization: str, num_threads: int, draft: ModelSource | None = None
 ) -> ModelRunner:
-    kv, sizes = torch.zeros(layout_of(source).shape), {"max_requests": MAX_REQUESTS, "row_tokens": 1 + MAX_ROW_DRAFTS}
-    options = {"dtype": "float32", "num_threads": num_threads, "quantization": quantization, "draft": draft}
-    return ModelRunner(source, kv, **options, **sizes)
+    return ModelRunner(
+        source,
+        torch.zeros(layout_of(source).shape),
+        dtype="float32",
+        num_threads=num_threads,
+        quantization=quantization,
+        draft=draft,
+        max_requests=MAX_REQUESTS,
+        row_tokens=1 + MAX_ROW_DRAFTS,
+    )
 
 
 def layout_of(source: ModelSource) -> PoolLayout:
