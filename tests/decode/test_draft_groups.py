@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from draft_models import AskAlways, runner_with_draft, with_draft
-from draft_scenes import ROOMS, NewEngine, Serving
+from draft_scenes import ROOMS, NewEngine, OpenRunner, Serving
+from eagle_heads import AskHead, open_both, random_folders, runner_with_head
 from every_kind import KINDS, Answer
 
 from diptych.checkpoints.source import ChangedModel, ModelSource, keeping_all, open_model
@@ -30,7 +31,7 @@ class Guessing:
     def __init__(self, new_engine: NewEngine, tokenizer: Tokenizer) -> None:
         self._new_engine = new_engine
         self._tokenizer = tokenizer
-        self.drafter = AskAlways()
+        self.drafter: AskAlways = AskAlways()
         self.num_retractions = self.num_restored = 0
 
     def alone(self, source: ModelSource, **scene: Any) -> dict[int, Answer]:
@@ -40,8 +41,13 @@ class Guessing:
         def opened(source: ModelSource, kv: torch.Tensor) -> Any:
             return runner_with_draft(source, draft, kv)
 
-        serving, self.drafter = Serving(self._new_engine, with_draft(source, draft), self._tokenizer), AskAlways()
-        found = serving.answers({}, drafter=self.drafter, open_runner=opened, **scene)
+        self.drafter = AskAlways()
+        return self.served(with_draft(source, draft), opened, **scene)
+
+    def served(self, source: ModelSource, open_runner: OpenRunner, **scene: Any) -> dict[int, Answer]:
+        """`source` has layers of what guesses."""
+        serving = Serving(self._new_engine, source, self._tokenizer)
+        found = serving.answers({}, drafter=self.drafter, open_runner=open_runner, **scene)
         self.num_retractions, self.num_restored = serving.num_retractions, serving.num_restored
         return found
 
@@ -77,6 +83,18 @@ def test_no_answer_is_another_one(
     assert found == guessing.alone(source, rooms=rooms)
     assert guessing.drafter.compared > len(rooms)
     assert (guessing.num_retractions > 0) == is_short
+
+
+def test_a_head_beside_states_changes_no_answer(
+    guessing: Guessing, tiny_recurrent_folder: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folders = random_folders(tmp_path, tiny_folder)._replace(model=tiny_recurrent_folder)
+    served, head = open_both(folders)
+    guessing.drafter = AskHead()
+    found = guessing.served(served, runner_with_head(folders), rooms=EVERY_KIND, overlap=True)
+    assert head.config.joins_rows
+    assert found == guessing.alone(open_model(str(tiny_recurrent_folder)), rooms=EVERY_KIND)
+    assert guessing.drafter.compared > len(EVERY_KIND)
 
 
 def test_a_model_that_guesses_for_itself_is_right_wherever_the_pages_of_its_text_were(
