@@ -58,6 +58,8 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "Glm4Moe": _SIZES | {"num_key_value_heads": 2, "head_dim": 16, "use_qk_norm": True, "attention_bias": True},
 }
 
+STATELESS: Final = tuple(name for name, settings in FAMILIES.items() if "layer_types" not in settings)
+
 
 def with_next(source: ModelSource) -> ModelSource:
     """Return `source` with the layers of pages that its next layer needs."""
