@@ -205,7 +205,8 @@ class Front:
             prefixes.sent({pair.prefill_id, pair.decode_id}, chains)
 
         key = prompt_hash(prompt.ids[:PREFIX_TOKENS])
-        return FoundPrompt(len(prompt), key, prefixes.cached_tokens(chains), sent, chains)
+        found = prefixes.find(chains)
+        return FoundPrompt(len(prompt), key, found.num_tokens, sent, chains, found.lower)
 
     def _start(self, served: Served, selection: Selection) -> None:
         """Send the legs of the next attempt."""

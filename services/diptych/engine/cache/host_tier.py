@@ -5,12 +5,13 @@ Bookkeeping only; `PageCopier` moves the bytes, at once or beside the steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from diptych.common.arrays import I32
 from diptych.engine.cache.page_ids import PageId
 from diptych.engine.cache.tier import SlotPool, Slots
+from diptych.engine.schedule.pace.step_times import StepLine
 from diptych.kvtransfer.ownership import Pages
 
 
@@ -56,9 +57,13 @@ class PageCopier(PageCopies, Protocol):
 class HostTier(SlotPool):
     """Implements `Tier`. The level above it is the KV pool, and nobody else fills it."""
 
-    def __init__(self, num_slots: int, copier: PageCopies) -> None:
+    def __init__(self, num_slots: int, copier: PageCopies, clock: Callable[[], float] = lambda: 0.0) -> None:
+        """`clock` measures copies, for routers; without one they are told as free."""
         super().__init__(num_slots)
         self._copier = copier
+        self._clock = clock
+        self._line = StepLine()  # seconds of a restore, by its pages
+        self._begun: dict[int, tuple[int, float]] = {}  # pages, and since when, of restores that are under way
 
     def has(self, page_id: PageId) -> bool:
         return False  # the tree knows all that is here
@@ -75,6 +80,12 @@ class HostTier(SlotPool):
     def load_s(self, num_places: int) -> float:
         return 0.0  # in any case far sooner than computed
 
+    def restore_s(self, num_places: int) -> float:
+        return self._line.usual(num_places)
+
+    def came(self, number: int) -> None:
+        self._learn(*self._begun.pop(number))
+
     def save(self, places: I32, slots: Slots, ids: Sequence[PageId]) -> None:
         self._copier.save(places, slots)
 
@@ -82,7 +93,15 @@ class HostTier(SlotPool):
         self._copier.finish_saves()
 
     def restore(self, number: int, slots: Slots, pages: Pages) -> bool:
-        return self._copier.restore(number, slots, pages)
+        begun = len(slots), self._clock()
+        if not self._copier.restore(number, slots, pages):
+            self._begun[number] = begun
+            return False
+        self._learn(*begun)
+        return True
+
+    def _learn(self, num_pages: int, begun_s: float) -> None:
+        self._line.learn(num_pages, self._clock() - begun_s)
 
 
 class _NoCopier:

@@ -231,7 +231,8 @@ def _found(fleet: Fleet, num_tokens: int, key: int, chains: Mapping[int, U64]) -
     def sent(pair: Pair) -> None:
         fleet.prefixes.sent({pair.prefill_id, pair.decode_id}, chains)
 
-    return FoundPrompt(num_tokens, key, fleet.prefixes.cached_tokens(chains), sent, chains)
+    found = fleet.prefixes.find(chains)
+    return FoundPrompt(num_tokens, key, found.num_tokens, sent, chains, found.lower)
 
 
 def _by_text(fleet: Fleet, utf8: bytes, namespace: bytes) -> FoundPrompt:

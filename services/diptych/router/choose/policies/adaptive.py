@@ -17,8 +17,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple
 
+from diptych.router.choose.policies.beginning import beginning
 from diptych.router.choose.policies.beside import compute_s, share_of, slowed_s, step_at, step_s
 from diptych.router.choose.policies.coming import rate_of
 from diptych.router.choose.policies.cost import grant_s
@@ -93,7 +95,9 @@ def _queue_s(worker: Worker) -> float:
 
 def _own_s(worker: Worker, request: RequestView) -> float:
     """Return how long a worker computes the request's prompt."""
-    return compute_s(worker, max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
+    if not worker.loads:
+        return compute_s(worker, max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
+    return sum(beginning(worker._replace(held=None), request.prompt_len, partial(compute_s, worker)))
 
 
 def _crowded(candidates: Candidates, request: RequestView) -> Mapping[int, float]:

@@ -63,8 +63,9 @@ def _totals(candidates: Candidates, request: RequestView) -> _Totals:
 def _by_decode(
     prefill: Worker, cost: PrefillCost, decodes: Mapping[int, DecodeCost], prices: Prices, common_s: float
 ) -> Mapping[int, float]:
-    queue_s, compute_s, stall_s = cost
-    here_s, done_s = compute_s + prices.late_s(compute_s), queue_s + compute_s
+    queue_s, restore_s, compute_s, stall_s = cost
+    own_s = restore_s + compute_s
+    here_s, done_s = own_s + prices.late_s(compute_s), queue_s + own_s
     prefill_id, crowd, later = prefill.instance_id, prices.link_crowd, prices.later
     totals: dict[int, float] = {}
     for decode_id, (grant_s, num_bytes, decode_s, slowed_s, evicted_s, decode_queue_s) in decodes.items():
