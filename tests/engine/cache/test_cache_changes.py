@@ -72,11 +72,11 @@ def test_a_page_that_moves_is_told_where_it_is_now_and_no_more() -> None:
     assert changes.pop() == CacheDelta(stored=(3,))
 
 
-@given(
-    st.lists(
-        st.integers(0, 4) | st.sampled_from(["pop", "part", "clear"]) | st.tuples(st.integers(0, 4), st.integers(0, 2))
-    )
-)
+hashes = st.integers(0, 4)
+moves = st.tuples(hashes, st.integers(0, 2))
+
+
+@given(st.lists(hashes | st.sampled_from(["pop", "part", "clear"]) | moves))
 def test_a_listener_ends_up_with_the_same_set(steps: list[int | str | tuple[int, int]]) -> None:
     """A number stores or removes that hash; two move the first to the level of the second."""
     changes, actual, listener = CacheChanges(), dict[int, int](), dict[int, int]()

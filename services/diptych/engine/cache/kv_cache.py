@@ -500,7 +500,7 @@ class KvCache:
 
     def prices(self) -> tuple[TierPrice, ...]:
         """Return what loads from each tier take."""
-        return self._prices.at(self.tree.now_s, self.compute_s)
+        return self._prices.at(self.tree.now_s, len(self.moves), self.compute_s)
 
     def level_of(self, tier: Tier) -> int:
         """Return which level a tier of the cache is."""

@@ -10,7 +10,7 @@ from diptych.engine.cache.tier import Tier
 from diptych.engine.values.core_report import TierPrice
 
 MANY: Final = 64  # pages, of a load that prices are told by
-TOLD_S: Final = 0.1  # that told prices stand, so that what waits at a tier is no news in each step
+TOLD_S: Final = 0.1  # that told prices stand while no load begins or ends: they are no news in each step
 
 
 def worth_loading(load_s: float, compute_s: float) -> bool:
@@ -30,11 +30,15 @@ class TierPrices:
         self._page_size = page_size
         self._prices: tuple[TierPrice, ...] = ()
         self._until_s = -math.inf  # these stand
+        self._num_loads = 0  # that were under way
 
-    def at(self, now_s: float, compute_s: Callable[[int, int], float]) -> tuple[TierPrice, ...]:
-        """Return the price of each tier, in their order. `compute_s`: as in `worth_loading`, of tokens of a prompt."""
-        if self._tiers and now_s >= self._until_s:
-            self._until_s = now_s + TOLD_S
+    def at(self, now_s: float, num_loads: int, compute_s: Callable[[int, int], float]) -> tuple[TierPrice, ...]:
+        """Return the price of each tier, in their order, while so many loads are under way.
+
+        `compute_s`: as in `worth_loading`, of tokens of a prompt.
+        """
+        if self._tiers and (now_s >= self._until_s or num_loads != self._num_loads):
+            self._until_s, self._num_loads = now_s + TOLD_S, num_loads
             many_s = compute_s(0, MANY * self._page_size)
             self._prices = tuple([_price(tier, is_computed=many_s > 0) for tier in self._tiers])
         return self._prices

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from diptych.router.choose.policies.beginning import beginning
 from diptych.router.choose.policies.beside import compute_s, share_of, slowed_s, step_at, step_s
 from diptych.router.choose.policies.coming import rate_of
-from diptych.router.choose.policies.cost import grant_s
+from diptych.router.choose.policies.cost import grant_s, restored_s
 from diptych.router.choose.policies.missing import SOON, missed
 from diptych.router.choose.policies.outputs import outputs_missed
 from diptych.router.choose.policies.pair_cost import SHORTLIST, pair_cost
@@ -163,7 +163,7 @@ def _granted_s(workers: Mapping[int, Worker], pair: Pair, request: RequestView) 
     if pair.is_local:
         return grant_s(decode, request)
     step_s = compute_s(decode, decode.load.queued_tokens / max(1, decode.load.num_queued))
-    return grant_s(decode, request) + min(step_s / 2, MAX_GRANT_S) + _own_s(prefill, request)
+    return grant_s(decode, request) + restored_s(decode) + min(step_s / 2, MAX_GRANT_S) + _own_s(prefill, request)
 
 
 def _in_question(candidates: Candidates, firsts: Mapping[int, float]) -> Iterator[Pair]:

@@ -88,6 +88,12 @@ class DecodeCost(NamedTuple):
     stall_s: float
     evicted_s: float  # to compute again what KV from elsewhere takes the place of
     queue_s: float  # prompts that are computed there
+    restore_s: float  # of the prompt from its tiers, before it grants pages; alone it does that once
+
+    @property
+    def granted_s(self) -> float:
+        """Return how long another worker waits for its pages."""
+        return self.grant_s + self.restore_s
 
 
 class Prices(NamedTuple):
@@ -119,7 +125,8 @@ class Prices(NamedTuple):
 def ttft_s(candidates: Candidates, request: RequestView, pair: Pair) -> float:
     """Return `Cost.ttft_s` of a pair: no other worker has a part in it."""
     prefill, decode = candidates.workers[pair.prefill_id], candidates.workers[pair.decode_id]
-    return max(queue_s(prefill), grant_s(decode, request)) + computed_s(prefill, request.prompt_len)
+    granted_s = grant_s(decode, request) + (0.0 if pair.is_local else restored_s(decode))
+    return max(queue_s(prefill), granted_s) + computed_s(prefill, request.prompt_len)
 
 
 def outlook_of(candidates: Candidates) -> Outlook:
@@ -181,7 +188,9 @@ def cost_of_pair(
     if pair.is_local:
         return cost._replace(decode_s=prices.local_s(decode))
     stopped_s = max(0.0, decode.queue_s - prefill.queue_s - prefill.own_s)
-    return cost._replace(late_s=late_s + decode.evicted_s, decode_s=decode.decode_s + stopped_s)
+    return cost._replace(
+        grant_s=decode.granted_s, late_s=late_s + decode.evicted_s, decode_s=decode.decode_s + stopped_s
+    )
 
 
 def prefill_cost(worker: Worker, request: RequestView, *, decodes: bool) -> PrefillCost:
@@ -228,6 +237,7 @@ def decode_cost(worker: Worker, request: RequestView, prefill: PrefillCost | Non
         request.output_len / 2 * line.slope * request.prompt_len * at_stake(worker, request, load.num_requests),
         request.usual.reuse * worker.learned.prefill.mean_slope * lacking if prefill else 0.0,
         prefill.queue_s if prefill else 0.0,
+        restored_s(worker),
     )
 
 
@@ -235,6 +245,11 @@ def grant_s(worker: Worker, request: RequestView) -> float:
     """Return how long a decode worker has no pages for the request."""
     has_room = worker.load.has_credit and worker.load.free_tokens >= _lacking(worker, request)
     return 0.0 if has_room else _scarce_s(worker)
+
+
+def restored_s(worker: Worker) -> float:
+    """Return how long a worker loads what it has of a prompt in tiers."""
+    return sum([each.load_s for each in worker.loads]) if worker.loads else 0.0
 
 
 def _scarce_s(worker: Worker) -> float:
