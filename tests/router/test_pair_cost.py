@@ -14,7 +14,7 @@ from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.choose.estimates import RecentMeans, WorkerSpeed
 from diptych.router.choose.fits import Curve, Line
 from diptych.router.choose.pairing import partners
-from diptych.router.choose.policies.cost import Cost, begun, computed_s, costs_of, later_of, ttft_s
+from diptych.router.choose.policies.cost import Cost, computed_s, costs_of, later_of, prefill_cost, ttft_s
 from diptych.router.choose.policies.pair_cost import pair_cost
 from diptych.router.choose.policies.policy import Candidates, HeldPrefix, RequestView, TierLoad, Worker
 from diptych.router.choose.stakes import urgency
@@ -354,16 +354,23 @@ def test_who_may_pull_a_prompt_is_chosen_before_who_has_a_queue_and_the_prompt()
     assert chosen(SPLIT, w1=short_queue, w2=pulling) == {Pair(2, 11), Pair(2, 12)}
 
 
+def begun(worker: Worker) -> tuple[float, float]:
+    """Return how long a worker waits for what there is of 1,000 tokens, and then computes."""
+    cost = prefill_cost(worker, REQUEST, decodes=False)
+    assert computed_s(worker, 1000) == cost.own_s
+    return cost.restore_s, cost.compute_s
+
+
 FILES = TierLoad("files", 0, 960, 0.02)  # 960 tokens are computed in 96 ms
 
 
 def test_a_first_token_counts_what_a_load_takes_or_computing_whichever_is_less() -> None:
     in_files = IDLE._replace(cached_tokens=960, loads=(FILES,))
-    assert begun(in_files, 1000) == pytest.approx((0.02, 0.01 + 40e-4))
+    assert begun(in_files) == pytest.approx((0.02, 0.01 + 40e-4))
     slow = in_files._replace(loads=(FILES._replace(load_s=0.1),))
-    assert begun(slow, 1000) == begun(IDLE, 1000)
+    assert begun(slow) == begun(IDLE)
     in_both = IDLE._replace(cached_tokens=960, loads=(TierLoad("host", 480, 640, 1e-5), TierLoad("files", 640, 960, 9)))
-    assert begun(in_both, 1000) == pytest.approx((1e-5, 0.01 + 360e-4)), "the first tier pays, the second does not"
+    assert begun(in_both) == pytest.approx((1e-5, 0.01 + 360e-4)), "the first tier pays, the second does not"
 
 
 def test_a_worker_with_a_prefix_in_files_is_between_one_that_computes_it_and_one_that_has_it_in_its_pool() -> None:

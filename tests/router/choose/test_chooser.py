@@ -10,7 +10,7 @@ import pytest
 
 from diptych.router.choose.chooser import Chooser, State
 from diptych.router.choose.estimates import Estimates
-from diptych.router.choose.policies.policy import HeldPrefix, TierLoad, Worker
+from diptych.router.choose.policies.policy import HeldPrefix, Worker
 from diptych.router.choose.prefix_index import TierPart
 from diptych.router.workers.worker_view import Pair, TierPrice, WorkerLoad
 
@@ -65,10 +65,8 @@ def test_what_lies_in_tiers_has_the_price_of_its_worker_up_to_where_nothing_is_l
     parts = [TierPart(1, 100, 300), TierPart(2, 300, 800), TierPart(3, 800, 900), TierPart(1, 900, 950)]
     worker = told({1: parts}, {1: 950})[1]
     assert (worker.cached_tokens, worker.pool_tokens) == (800, 100)
-    assert worker.loads == (
-        TierLoad("host", 100, 300, pytest.approx(0.0002)),
-        TierLoad("files", 300, 800, pytest.approx(0.007)),
-    )
+    assert [load[:3] for load in worker.loads] == [("host", 100, 300), ("files", 300, 800)]
+    assert [load.load_s for load in worker.loads] == pytest.approx([0.0002, 0.007])
     assert told({1: [TierPart(3, 100, 300)]}, {1: 300})[1].cached_tokens == 100
     assert told({1: [TierPart(4, 100, 300)]}, {1: 300})[1].cached_tokens == 100, "a tier that was not told of"
 

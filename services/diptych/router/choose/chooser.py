@@ -22,6 +22,7 @@ from diptych.router.choose.policies.policy import Candidates, HeldPrefix, Reques
 from diptych.router.choose.prefix_index import TierPart
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 
+IN_POOL: Final[Sequence[TierLoad]] = ()  # what is cached of a prompt
 ALL_IN_POOL: Final[Mapping[int, Sequence[TierPart]]] = {}
 
 
@@ -112,11 +113,11 @@ class Chooser:
         state, num_cached, held = states[key], cached.num_tokens.get(key, 0), None
         if state.lends and key in self._paired.partners:
             held = _held(key, states, cached)
-        load, learned, loads = state.load, self._estimates.of(key), cached.loads.get(key, ())
-        is_told = told is not None and told.load is load and told.learned is learned
-        of_prompt = (num_cached, held, loads, state.token_bytes)
-        if told is not None and is_told and of_prompt == (told.cached_tokens, told.held, told.loads, told.token_bytes):
-            return told
+        load, learned = state.load, self._estimates.of(key)
+        loads = cached.loads.get(key, IN_POOL) if cached.loads else IN_POOL
+        is_told = told is not None and told.load is load and told.learned is learned and told.loads == loads
+        if told is not None and is_told and told.cached_tokens == num_cached and told.held == held:
+            return told if told.token_bytes == state.token_bytes else told._replace(token_bytes=state.token_bytes)
         return Worker(key, load, num_cached, learned, state.token_bytes, held, loads)
 
 

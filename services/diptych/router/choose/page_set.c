@@ -80,11 +80,12 @@ typedef struct {
 } PageSet;
 
 // Write for each set how many leading hashes it has. A set with a hash of the chain has all before it: bisection.
-// Sets of one group have them one behind the other: each begins where the one before it ends, and so does its length.
+// Sets of one group have them one behind the other: each begins where the one before it ends, and so does its length;
+// without groups each stands alone.
 void page_set_prefix_lens(const PageSet *sets, const int64_t *groups, int64_t num_sets, const uint64_t *hashes,
                           int64_t num_hashes, int64_t *lens) {
     for (int64_t i = 0; i < num_sets; i++) {
-        int64_t known = i && groups[i] == groups[i - 1] ? lens[i - 1] : 0;
+        int64_t known = groups && i && groups[i] == groups[i - 1] ? lens[i - 1] : 0;
         int64_t unknown = num_hashes; // the answer is between them
         while (known < unknown) {
             int64_t middle = known + (unknown - known) / 2;

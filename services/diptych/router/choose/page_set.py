@@ -108,9 +108,9 @@ def prefix_lens(sets: Sequence[PageSet], chain: Hashes, groups: Sequence[int] = 
     """
     places = array("Q", [word for pages in sets for word in pages.place])
     lens = array("q", bytes(8 * len(sets)))  # small arrays of this kind cost a tenth of numpy's
-    numbers = array("q", groups or range(len(sets)))
+    numbers = array("q", groups) if groups else None
     load().page_set_prefix_lens(
-        *(places.buffer_info()[0], numbers.buffer_info()[0], len(sets)),
+        *(places.buffer_info()[0], numbers and numbers.buffer_info()[0], len(sets)),
         *(_packed(chain), len(chain), lens.buffer_info()[0]),
     )
     return lens.tolist()

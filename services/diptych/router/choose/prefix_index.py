@@ -43,8 +43,7 @@ class TierPart(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """What holders have of a prompt, by instance id."""
 
     num_tokens: dict[int, int]  # leading ones, wherever they lie; who has none is left out

@@ -195,22 +195,18 @@ def cost_of_pair(
 
 def prefill_cost(worker: Worker, request: RequestView, *, decodes: bool) -> PrefillCost:
     """`decodes`: outputs are made there, too, and stop while it computes."""
-    load, (restore_s, compute_s) = worker.load, begun(worker, request.prompt_len)
+    load, prompt_len, cached = worker.load, request.prompt_len, worker.cached_tokens
+    if worker.held is None and not worker.loads:
+        restore_s, compute_s = 0.0, worker.learned.prefill.at(max(1, prompt_len - cached), cached)
+    else:
+        restore_s, compute_s = beginning(worker, prompt_len, worker.learned.prefill.at)
     num_stopped = at_stake(worker, request, load.num_requests - load.num_queued) if decodes else 0
     return PrefillCost(queue_s(worker), restore_s, compute_s, compute_s * num_stopped)
 
 
 def computed_s(worker: Worker, prompt_len: int) -> float:
     """Return how long a prompt takes there, once its turn has come."""
-    return sum(begun(worker, prompt_len))
-
-
-def begun(worker: Worker, prompt_len: int) -> tuple[float, float]:
-    """Return how long a worker waits for what there is of a prompt, and then computes the rest."""
-    if worker.held is None and not worker.loads:
-        cached = worker.cached_tokens
-        return 0.0, worker.learned.prefill.at(max(1, prompt_len - cached), cached)
-    return beginning(worker, prompt_len, worker.learned.prefill.at)
+    return sum(beginning(worker, prompt_len, worker.learned.prefill.at))
 
 
 def queue_s(worker: Worker) -> float:
@@ -237,7 +233,7 @@ def decode_cost(worker: Worker, request: RequestView, prefill: PrefillCost | Non
         request.output_len / 2 * line.slope * request.prompt_len * at_stake(worker, request, load.num_requests),
         request.usual.reuse * worker.learned.prefill.mean_slope * lacking if prefill else 0.0,
         prefill.queue_s if prefill else 0.0,
-        restored_s(worker),
+        restored_s(worker) if worker.loads else 0.0,
     )
 
 
@@ -249,7 +245,7 @@ def grant_s(worker: Worker, request: RequestView) -> float:
 
 def restored_s(worker: Worker) -> float:
     """Return how long a worker loads what it has of a prompt in tiers."""
-    return sum([each.load_s for each in worker.loads]) if worker.loads else 0.0
+    return sum([each.load_s for each in worker.loads])
 
 
 def _scarce_s(worker: Worker) -> float:
