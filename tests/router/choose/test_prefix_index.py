@@ -246,7 +246,7 @@ def test_of_many_pages_what_only_one_has_is_estimated() -> None:
 
 
 def test_what_lies_in_tiers_is_told_by_level_and_moves() -> None:
-    """Of five pages two are in the pool, two in the first tier and one in the third."""
+    """Five pages: two are in the pool, two in the first tier and one in the third."""
     index = PrefixIndex()
     index.apply(1, KvNews(1, cleared=True, stored=[10, 11], below=[(1, [12, 13]), (3, [14])]))
     index.apply(2, KvNews(1, cleared=True, stored=[10]))

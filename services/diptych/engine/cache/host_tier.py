@@ -11,8 +11,9 @@ from typing import Final, Protocol
 from diptych.common.arrays import I32
 from diptych.engine.cache.page_ids import PageId
 from diptych.engine.cache.tier import SlotPool, Slots
-from diptych.engine.schedule.pace.step_times import StepLine
 from diptych.kvtransfer.ownership import Pages
+
+KEPT: Final = 0.9  # of what is known of restores, when one more is
 
 
 class PageCopies(Protocol):
@@ -62,7 +63,7 @@ class HostTier(SlotPool):
         super().__init__(num_slots)
         self._copier = copier
         self._clock = clock
-        self._line = StepLine()  # seconds of a restore, by its pages
+        self._pages = self._seconds = 0.0  # of restores, of which the last ones count most
         self._begun: dict[int, tuple[int, float]] = {}  # pages, and since when, of restores that are under way
 
     def has(self, page_id: PageId) -> bool:
@@ -81,7 +82,7 @@ class HostTier(SlotPool):
         return 0.0  # in any case far sooner than computed
 
     def restore_s(self, num_places: int) -> float:
-        return self._line.usual(num_places)
+        return num_places * self._seconds / self._pages if self._pages else 0.0
 
     def came(self, number: int) -> None:
         self._learn(*self._begun.pop(number))
@@ -101,7 +102,8 @@ class HostTier(SlotPool):
         return True
 
     def _learn(self, num_pages: int, begun_s: float) -> None:
-        self._line.learn(num_pages, self._clock() - begun_s)
+        self._pages = KEPT * self._pages + num_pages
+        self._seconds = KEPT * self._seconds + self._clock() - begun_s
 
 
 class _NoCopier:
