@@ -14,7 +14,8 @@ from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.choose.estimates import RecentMeans, WorkerSpeed
 from diptych.router.choose.fits import Curve, Line
 from diptych.router.choose.pairing import partners
-from diptych.router.choose.policies.cost import Cost, computed_s, costs_of, later_of, prefill_cost, ttft_s
+from diptych.router.choose.policies.beginning import computed_s
+from diptych.router.choose.policies.cost import Cost, costs_of, later_of, prefill_cost, ttft_s
 from diptych.router.choose.policies.pair_cost import pair_cost
 from diptych.router.choose.policies.policy import Candidates, HeldPrefix, RequestView, TierLoad, Worker
 from diptych.router.choose.stakes import urgency

@@ -22,7 +22,7 @@ from diptych.router.choose.explain import Selection
 from diptych.router.choose.moves import LOOK_S, Moves, RunningOutput, departures
 from diptych.router.choose.pairing import has_fresh, least_blamed
 from diptych.router.choose.policies import plan_of
-from diptych.router.choose.policies.cost import Outlook, outlook_of
+from diptych.router.choose.policies.outlook import Outlook, outlook_of
 from diptych.router.serve.moving import MIN_MOVED, PATIENCE_S, Move
 from diptych.router.values.failure import LegFailure
 from diptych.router.workers.legs import Leg, Work

@@ -17,7 +17,8 @@ from typing import Any, Final
 from typing_extensions import TypedDict
 
 from diptych.router.choose.policies import Plan
-from diptych.router.choose.policies.cost import Cost, computed_s, cost_of_pair, parts_of, prices_of, ttft_s
+from diptych.router.choose.policies.beginning import computed_s
+from diptych.router.choose.policies.cost import Cost, cost_of_pair, parts_of, prices_of, ttft_s
 from diptych.router.choose.policies.policy import Candidates, Decision, HeldPrefix, RequestView, Worker
 from diptych.router.values.failure import LegFailure
 from diptych.router.workers.legs import Work

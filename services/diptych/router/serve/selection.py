@@ -25,7 +25,7 @@ from diptych.router.choose.explain import Selection
 from diptych.router.choose.page_chain import page_hashes
 from diptych.router.choose.pairing import has_fresh, least_blamed
 from diptych.router.choose.policies import Plan, plan_of
-from diptych.router.choose.policies.cost import Outlook, outlook_of
+from diptych.router.choose.policies.outlook import Outlook, outlook_of
 from diptych.router.choose.policies.policy import Candidates, Decision
 from diptych.router.choose.pools import choose_pool
 from diptych.router.choose.seen_prompts import SeenPrompts

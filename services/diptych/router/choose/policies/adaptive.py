@@ -20,10 +20,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from diptych.router.choose.policies.beginning import beginning
+from diptych.router.choose.policies.beginning import beginning, restored_s
 from diptych.router.choose.policies.beside import compute_s, share_of, slowed_s, step_at, step_s
 from diptych.router.choose.policies.coming import rate_of
-from diptych.router.choose.policies.cost import grant_s, restored_s
+from diptych.router.choose.policies.cost import grant_s
 from diptych.router.choose.policies.missing import SOON, missed
 from diptych.router.choose.policies.outputs import outputs_missed
 from diptych.router.choose.policies.pair_cost import SHORTLIST, pair_cost
@@ -95,9 +95,8 @@ def _queue_s(worker: Worker) -> float:
 
 def _own_s(worker: Worker, request: RequestView) -> float:
     """Return how long a worker computes the request's prompt."""
-    if not worker.loads:
-        return compute_s(worker, max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
-    return sum(beginning(worker._replace(held=None), request.prompt_len, partial(compute_s, worker)))
+    here = worker if worker.held is None else worker._replace(held=None)
+    return sum(beginning(here, request.prompt_len, partial(compute_s, worker)))
 
 
 def _crowded(candidates: Candidates, request: RequestView) -> Mapping[int, float]:

@@ -18,8 +18,21 @@ ComputeSeconds = Callable[[float, float], float]  # (tokens, those before them) 
 
 def beginning(worker: Worker, prompt_len: int, compute_s: ComputeSeconds) -> tuple[float, float]:
     """Return how long the worker waits for cached tokens, and how long it then computes: the least in all."""
+    cached = worker.cached_tokens
+    if worker.held is None and not worker.loads:
+        return 0.0, compute_s(max(1, prompt_len - cached), cached)
     ways = [(wait_s, compute_s(max(1, prompt_len - end), end)) for wait_s, end in _ways(worker)]
     return min(ways, key=sum)
+
+
+def computed_s(worker: Worker, prompt_len: int) -> float:
+    """Return how long a prompt takes there, once its turn has come."""
+    return sum(beginning(worker, prompt_len, worker.learned.prefill.at))
+
+
+def restored_s(worker: Worker) -> float:
+    """Return how long a worker loads what it has of a prompt in tiers."""
+    return sum([each.load_s for each in worker.loads]) if worker.loads else 0.0
 
 
 def _ways(worker: Worker) -> Iterator[tuple[float, int]]:

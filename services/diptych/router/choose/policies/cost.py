@@ -27,7 +27,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from diptych.router.choose.policies.beginning import beginning
+from diptych.router.choose.policies.beginning import beginning, computed_s, restored_s
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
 from diptych.router.choose.stakes import outputs_at_stake, prompts_stake
 from diptych.router.workers.worker_view import Pair
@@ -58,13 +58,6 @@ class Cost(NamedTuple):
         return self.ttft_s + self.late_s + self.later * (self.transfer_s + self.decode_s + self.stall_s)
 
 
-class Outlook(NamedTuple):
-    """What a request would find that came now, whatever its prompt."""
-
-    wait_s: float  # until its prompt would be computed
-    pace_s: float  # of each token of its output
-
-
 class PrefillCost(NamedTuple):
     """The part of the prefill worker, whoever decodes."""
 
@@ -88,12 +81,7 @@ class DecodeCost(NamedTuple):
     stall_s: float
     evicted_s: float  # to compute again what KV from elsewhere takes the place of
     queue_s: float  # prompts that are computed there
-    restore_s: float  # of the prompt from its tiers, before it grants pages; alone it does that once
-
-    @property
-    def granted_s(self) -> float:
-        """Return how long another worker waits for its pages."""
-        return self.grant_s + self.restore_s
+    restore_s: float  # of the prompt from its tiers, before it grants pages to another worker
 
 
 class Prices(NamedTuple):
@@ -127,15 +115,6 @@ def ttft_s(candidates: Candidates, request: RequestView, pair: Pair) -> float:
     prefill, decode = candidates.workers[pair.prefill_id], candidates.workers[pair.decode_id]
     granted_s = grant_s(decode, request) + (0.0 if pair.is_local else restored_s(decode))
     return max(queue_s(prefill), granted_s) + computed_s(prefill, request.prompt_len)
-
-
-def outlook_of(candidates: Candidates) -> Outlook:
-    """Return what a request finds that comes now and goes where it waits least."""
-    decoders = [candidates.workers[key] for key in candidates.decode_ids]
-    granted_s = min(0.0 if each.load.has_credit else _scarce_s(each) for each in decoders)
-    queued_s = min(queue_s(candidates.workers[key]) for key in candidates.partners)
-    pace_s = min(each.learned.decode.at(each.load.context_tokens) for each in decoders)
-    return Outlook(max(queued_s, granted_s), pace_s)
 
 
 def costs_of(candidates: Candidates, request: RequestView, pairs: Collection[Pair]) -> Mapping[Pair, Cost]:
@@ -188,25 +167,15 @@ def cost_of_pair(
     if pair.is_local:
         return cost._replace(decode_s=prices.local_s(decode))
     stopped_s = max(0.0, decode.queue_s - prefill.queue_s - prefill.own_s)
-    return cost._replace(
-        grant_s=decode.granted_s, late_s=late_s + decode.evicted_s, decode_s=decode.decode_s + stopped_s
-    )
+    cost = cost._replace(grant_s=decode.grant_s + decode.restore_s, late_s=late_s + decode.evicted_s)
+    return cost._replace(decode_s=decode.decode_s + stopped_s)
 
 
 def prefill_cost(worker: Worker, request: RequestView, *, decodes: bool) -> PrefillCost:
     """`decodes`: outputs are made there, too, and stop while it computes."""
-    load, prompt_len, cached = worker.load, request.prompt_len, worker.cached_tokens
-    if worker.held is None and not worker.loads:
-        restore_s, compute_s = 0.0, worker.learned.prefill.at(max(1, prompt_len - cached), cached)
-    else:
-        restore_s, compute_s = beginning(worker, prompt_len, worker.learned.prefill.at)
+    load, (restore_s, compute_s) = worker.load, beginning(worker, request.prompt_len, worker.learned.prefill.at)
     num_stopped = at_stake(worker, request, load.num_requests - load.num_queued) if decodes else 0
     return PrefillCost(queue_s(worker), restore_s, compute_s, compute_s * num_stopped)
-
-
-def computed_s(worker: Worker, prompt_len: int) -> float:
-    """Return how long a prompt takes there, once its turn has come."""
-    return sum(beginning(worker, prompt_len, worker.learned.prefill.at))
 
 
 def queue_s(worker: Worker) -> float:
@@ -233,22 +202,18 @@ def decode_cost(worker: Worker, request: RequestView, prefill: PrefillCost | Non
         request.output_len / 2 * line.slope * request.prompt_len * at_stake(worker, request, load.num_requests),
         request.usual.reuse * worker.learned.prefill.mean_slope * lacking if prefill else 0.0,
         prefill.queue_s if prefill else 0.0,
-        restored_s(worker) if worker.loads else 0.0,
+        restored_s(worker),
     )
 
 
 def grant_s(worker: Worker, request: RequestView) -> float:
     """Return how long a decode worker has no pages for the request."""
     has_room = worker.load.has_credit and worker.load.free_tokens >= _lacking(worker, request)
-    return 0.0 if has_room else _scarce_s(worker)
+    return 0.0 if has_room else scarce_s(worker)
 
 
-def restored_s(worker: Worker) -> float:
-    """Return how long a worker loads what it has of a prompt in tiers."""
-    return sum([each.load_s for each in worker.loads])
-
-
-def _scarce_s(worker: Worker) -> float:
+def scarce_s(worker: Worker) -> float:
+    """Return how long a worker that has no pages is expected to have none."""
     return max(worker.learned.grant_wait_s, MIN_GRANT_WAIT_S)
 
 
