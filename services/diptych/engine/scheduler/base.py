@@ -231,7 +231,7 @@ class SchedulerBase:
 
     def _tiers(self, num_host_slots: int) -> tuple[Tier, ...]:
         """Return the tiers of the prefix cache, in the order in which evicted pages go down."""
-        host = (HostTier(num_host_slots, self.copier),) if num_host_slots else ()
+        host = (HostTier(num_host_slots, self.copier, time.monotonic),) if num_host_slots else ()
         return host if self.lasting.files is None else (*host, self.lasting.files)
 
 
