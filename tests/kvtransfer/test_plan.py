@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from diptych.kernels.page_pack import CELLS, cast, pack_page
 from diptych.kvtransfer.errors import LayoutMismatch, TransferError
 from diptych.kvtransfer.layout import DTYPE_NBYTES, HeadShare, PoolLayout
-from diptych.kvtransfer.plan import ByteWindow, Conversion, Copy, Shard, check_on_device, linked_ranks, parts_of, plan
+from diptych.kvtransfer.plan import Conversion, Shard, check_on_device, linked_ranks, parts_of, plan
+from diptych.kvtransfer.runs import ByteWindow, Copy
 from diptych.kvtransfer.transport import PageWrite
 
 Array = np.ndarray[Any, Any]

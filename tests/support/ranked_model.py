@@ -20,9 +20,11 @@ from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.kv_regions import kv_layout
+from diptych.engine.values.state_layout import with_states
 from diptych.kernels.page_pack import pack_page
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
-from diptych.kvtransfer.plan import Parts, Runs, parts_of, plan
+from diptych.kvtransfer.plan import Parts, parts_of, plan
+from diptych.kvtransfer.runs import Runs
 from diptych.kvtransfer.transport import PageWrite
 
 Array = np.ndarray[Any, Any]
@@ -69,7 +71,8 @@ class RankedModel:
         whole = self.source.config
         part = whole if self.shape.tp == 1 else ModelPart.of(self.source, self._communicators[rank]).config
         share = HeadShare(rank, self.shape.tp, whole.num_kv_heads)
-        return kv_layout(part, self.num_pages, self.shape.page_size, "float32", share)
+        pages = kv_layout(part, self.num_pages, self.shape.page_size, "float32", share)
+        return with_states(pages, part, "float32")
 
     def _runner(self, rank: int, pool: Array) -> ModelRunner:
         kv = torch.from_numpy(pool.view(np.float32).reshape(self.layouts[rank].shape))

@@ -14,7 +14,8 @@ from diptych.common.members.roles import Role
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.schedule.pace.step_sizes import REQUEST_TOKENS, usual
-from diptych.engine.values.kv_regions import kv_layout, pages_per_state, state_nbytes, window_pages
+from diptych.engine.values.kv_regions import kv_layout, window_pages
+from diptych.engine.values.state_layout import pages_per_state, state_nbytes, with_states
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
 
 MIN_PAGES: Final = 2
@@ -27,7 +28,7 @@ def pool_layout(model: ModelConfig, options: EngineOptions, share: HeadShare | N
 
     Raises `ConfigError` for one in which no request of `max_model_len` would ever fit.
     """
-    one = whole_layout(model, options.page_size, options.kv_dtype, share)
+    one = with_states(whole_layout(model, options.page_size, options.kv_dtype, share), model, options.dtype)
     layout = replace(one, num_pages=options.kv_cache_mib * MIB // one.page_nbytes)
     _check_holds(model, layout, options, 1)
     layout.validate()

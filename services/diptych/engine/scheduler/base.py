@@ -35,10 +35,11 @@ from diptych.engine.tensor_parallel.group import RankGroup
 from diptych.engine.tensor_parallel.trainer_groups import TrainerGroups
 from diptych.engine.tensor_parallel.weight_sets import InPlace
 from diptych.engine.values.batch import DraftModel, GraphUse, ImageCounts, OnLayer, OverlapRunner
-from diptych.engine.values.kv_regions import pages_per_state, window_pages
+from diptych.engine.values.kv_regions import window_pages
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.prompt_cost import prompt_cost
 from diptych.engine.values.rounds import Round
+from diptych.engine.values.state_layout import pages_per_state
 from diptych.engine.values.transfer_rules import layer_windows
 from diptych.engine.values.watched_layers import watched_layers
 from diptych.kvtransfer.lanes import PathRule

@@ -34,7 +34,8 @@ from diptych.engine.tiers.segments import SegmentFormat
 from diptych.engine.tiers.shared_tier import SharedTier
 from diptych.engine.tiers.valkey_store import open_valkey
 from diptych.engine.values.events import PagesRestored
-from diptych.engine.values.kv_regions import pages_per_state, window_pages
+from diptych.engine.values.kv_regions import window_pages
+from diptych.engine.values.state_layout import pages_per_state
 from diptych.kvtransfer.layout import PoolLayout
 
 END_NBYTES: Final = 64 * MIB  # of what is kept behind a text in one object, at most

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Final
 
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.recurrent import Recurrent, StatePart
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
-from diptych.kvtransfer.layout import DTYPE_NBYTES, HeadShare, PoolLayout, Region
-
-STATE_ALIGNMENT: Final = 16  # bytes, of the parts of a state
+from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
 
 
 def kv_regions(model: ModelConfig, dtype: str, share: HeadShare | None = None) -> tuple[Region, ...]:
@@ -159,26 +155,3 @@ def window_terms(model: ModelConfig, layout: PoolLayout) -> str:
     if not has_unlike_groups(model):
         return ""
     return f", of {layout.page_size} tokens on {layout.num_ranks} rank{'s' if layout.num_ranks > 1 else ''}"
-
-
-def state_terms(layout: PoolLayout, dtype: str) -> str:
-    """Return in words what must be equal, besides, where states are handed over: each rank's bytes go as they are."""
-    return f"with {dtype}, on {layout.num_ranks} rank{'s' if layout.num_ranks > 1 else ''}"
-
-
-def state_part_nbytes(part: StatePart, dtype: str) -> int:
-    """Return the bytes of what one layer keeps; `dtype` is that of layers."""
-    nbytes = math.prod(part.shape) * DTYPE_NBYTES["float32" if part.is_wide else dtype]
-    return -(-nbytes // STATE_ALIGNMENT) * STATE_ALIGNMENT
-
-
-def state_nbytes(recurrent: Recurrent, dtype: str) -> int:
-    """Return the bytes of one state, of all recurrent layers."""
-    return len(recurrent.layers) * sum(state_part_nbytes(part, dtype) for part in recurrent.mixer.state_parts)
-
-
-def pages_per_state(model: ModelConfig, num_ranks: int, dtype: str, layout: PoolLayout) -> int:
-    """Return how many pages hold a rank's part of a state; 0 for a model without. `dtype` is that of its layers."""
-    if model.recurrent is None:
-        return 0
-    return -(-state_nbytes(model.recurrent.of_rank(num_ranks), dtype) // layout.page_nbytes)
