@@ -18,6 +18,7 @@ SINGLE = ((1, 2, 3),)  # a room of one page
 CHUNKED = ((1, 2, 3, 1, 2, 3),)  # a room of two pages, computed in two steps
 LONG = ((1, 2, 3, 1, 2, 3, 1, 2, 3),)  # a room of three pages
 SHORT = WindowPages(1, 2)
+STATE = 8  # cells: a page of 4 tokens
 SHARING = ((1, 2, 3), (4, 5, 6))  # two rooms of a page each
 EQUAL = ((1, 2, 3, 1, 2),) * 2  # two rooms of two pages, the first of which they share
 
@@ -49,7 +50,7 @@ def test_a_room_is_right_in_every_state_when_two_things_go_wrong(budget: Budget)
 
 
 def test_a_room_whose_pages_land_in_parts_is_right_in_every_state() -> None:
-    graph = explore(TwoSides(SINGLE, Budget(aborts=1), prefill_pages=3, decode_pages=3, in_parts=True))
+    graph = explore(TwoSides(SINGLE, Budget(aborts=1), prefill_pages=3, decode_pages=3, num_ranks=(2, 1)))
     assert len(graph.came_from) > 200
 
 
@@ -60,7 +61,7 @@ def test_a_room_whose_pages_land_in_parts_is_right_in_every_state() -> None:
 )
 def test_a_chunked_room_with_a_state_is_right_in_every_state(budget: Budget) -> None:
     """It is copied behind the first page for others, and behind the prompt for decode."""
-    graph = explore(TwoSides(CHUNKED, budget, prefill_pages=6, decode_pages=5, pages_per_state=1))
+    graph = explore(TwoSides(CHUNKED, budget, prefill_pages=6, decode_pages=5, num_state_cells=STATE))
     assert len(graph.came_from) > 150
 
 
@@ -89,7 +90,7 @@ def test_two_rooms_that_share_a_page_of_windows_are_right_in_every_state() -> No
 
 @DEEP
 def test_two_rooms_that_begin_with_one_state_are_right_in_every_state() -> None:
-    graph = explore(TwoSides(EQUAL, Budget(), prefill_pages=7, decode_pages=6, pages_per_state=1))
+    graph = explore(TwoSides(EQUAL, Budget(), prefill_pages=7, decode_pages=6, num_state_cells=STATE))
     assert len(graph.came_from) > 500
 
 

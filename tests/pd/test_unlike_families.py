@@ -15,21 +15,28 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import torch
 from family_adapters import MergedAdapter, merged_adapter
 from ranked_model import RankedModel, Shape, parts_from, write
 
+from diptych.architectures.recurrent import DeltaNet, StatePart
 from diptych.architectures.registry import placement_of
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.members.terms import Terms, mismatch
+from diptych.decode.imports import Imports
 from diptych.engine.lora.peft_folder import read_adapter
 from diptych.engine.lora.registry import InvalidAdapter
 from diptych.engine.options.config import EngineOptions
+from diptych.engine.runner.states import Units
 from diptych.engine.scheduler.terms import worker_terms
 from diptych.engine.values.kv_regions import window_pages
 from diptych.engine.values.state_layout import pages_per_state
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.sampling_params import SamplingParams
+from diptych.kvtransfer import plan
+from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.plan import Copies
+from diptych.kvtransfer.state_plan import StateRun, state_runs
 
 NUM_TOKENS, STEP_TOKENS, NEVER = 200, 24, 1 << 30
 CASES: Final = {  # family: how pages lie at prefill and at decode
@@ -306,6 +313,112 @@ def test_a_state_that_goes_by_tokens_changes_what_is_said(
         pair.start(room, prompt, max_tokens=len(output))
     pair.run()
     assert all(pair.tokens(room)[1:] != output[1:] for room, _, output in asked(family_model))
+
+
+def rank_dropped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(plan, "state_runs", lambda src, dst: () if src.rank == 1 else state_runs(src, dst))
+
+
+def ranks_swapped(patch: pytest.MonkeyPatch) -> None:
+    """Each of two source ranks writes where the other one's share belongs."""
+
+    def swapped(src: PoolLayout, dst: PoolLayout) -> tuple[StateRun, ...]:
+        return state_runs(replace(src, rank=1 - src.rank), dst)
+
+    patch.setattr(plan, "state_runs", swapped)
+
+
+def shifted_by_a_head(patch: pytest.MonkeyPatch) -> None:
+    """What is sent begins a unit late, with the last one first."""
+
+    def shifted(src: PoolLayout, dst: PoolLayout) -> tuple[StateRun, ...]:
+        runs = state_runs(src, dst)
+        unit = src.state_nbytes // NUM_UNITS
+        return tuple(replace(run, first_row=run.first_row + unit // run.copy.pack.row_nbytes) for run in runs)
+
+    patch.setattr(plan, "state_runs", shifted)
+
+
+def stale(patch: pytest.MonkeyPatch) -> None:
+    """The state of the first prompt is sent with all others."""
+    plain, first = StateRun.cut, []
+
+    def cut(self: StateRun, src: Any, dst: Any) -> Any:
+        first.append(src)
+        return plain(self, first[0], dst)
+
+    patch.setattr(StateRun, "cut", cut)
+
+
+def put_together_with_the_text(patch: pytest.MonkeyPatch) -> None:
+    """Decode takes the pages of a state for parts of heads."""
+    plain = Imports._assemble
+
+    def assemble(self: Any, room: Any, now_s: float) -> None:
+        num_pages, self._cache.pages_per_state = self._cache.pages_per_state, 0
+        plain(self, room, now_s)
+        self._cache.pages_per_state = num_pages
+
+    patch.setattr(Imports, "_assemble", assemble)
+
+
+def by_layers(patch: pytest.MonkeyPatch) -> None:
+    """States lie in pages as they do in slots."""
+
+    def put(self: Any, slots: Any, states: Any) -> None:
+        plain = self._places[0][0]._base
+        plain[slots] = states.view(plain.dtype)[:, : plain.shape[1]]
+
+    def take(self: Any, slots: Any, nbytes: int) -> Any:
+        states, plain = torch.zeros(len(slots), nbytes, dtype=torch.uint8), self._places[0][0]._base
+        states.view(plain.dtype)[:, : plain.shape[1]] = plain[slots]
+        return states
+
+    patch.setattr(Units, "put", put)
+    patch.setattr(Units, "take", take)
+
+
+def queries_keys_and_values_cut_as_one(patch: pytest.MonkeyPatch) -> None:
+    plain = DeltaNet.state_parts.fget  # type: ignore[attr-defined]
+
+    def parts(self: DeltaNet) -> tuple[StatePart, ...]:
+        conv, kept = plain(self)
+        return conv._replace(sections=(self.num_channels,)), kept
+
+    patch.setattr(DeltaNet, "state_parts", property(parts))
+
+
+NUM_UNITS: Final = 2  # of the tiny delta nets
+STATE_MUTANTS: Final = (
+    rank_dropped,
+    ranks_swapped,
+    shifted_by_a_head,
+    stale,
+    put_together_with_the_text,
+    by_layers,
+    queries_keys_and_values_cut_as_one,
+)
+
+
+@pytest.mark.parametrize("family_model", ["qwen3.5 moe"], indirect=True)
+def test_what_goes_wrong_between_unlike_ranks_changes_what_is_said(
+    family_model: Any, new_pair: NewPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said() -> list[list[int]]:
+        pair = new_pair((Shape(8, tp=2), Shape(4)))
+        for room, prompt, output in asked(family_model):
+            pair.start(room, prompt, max_tokens=len(output))
+            pair.run()
+        return [pair.tokens(room)[1:] for room, *_ in asked(family_model)]
+
+    right = [output[1:] for *_, output in asked(family_model)]
+    assert said() == right
+    for mutant in STATE_MUTANTS:
+        with monkeypatch.context() as patch:
+            mutant(patch)
+            tokens = said()
+        same = [found == wanted for found, wanted in zip(tokens, right, strict=True)]
+        assert same == [mutant is stale, False, False], mutant.__name__
 
 
 @pytest.mark.parametrize(
