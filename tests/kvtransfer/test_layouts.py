@@ -336,7 +336,8 @@ def test_a_state_of_one_rank_goes_to_two_and_back(make_child_end: Make, link: Li
     one.fill(1)
     digests = []
     for number, end in enumerate(ends, 2):
-        link(one, end), link(end, last)
+        link(one, end)
+        link(end, last)
         sent = one.wait_done(one.write(number, own, parts, b"a share", as_bytes=True, with_digest=True))
         assert (sent.error, sent.digest) == (None, end.wait_digest(parts))
         back = end.wait_done(end.write(4, parts, own[::-1], b"back", as_bytes=True, with_digest=True))

@@ -71,7 +71,8 @@ def test_every_byte_of_a_state_arrives_where_it_belongs_and_all_that_is_granted_
 ) -> None:
     units = math.lcm(*ranks)
     src, dst = (
-        side(*each, lines * LINE_NBYTES, of) for *each, of in zip(ranks, pages, [units] * 2, dtypes, strict=True)
+        side(num_ranks, page_size, units, lines * LINE_NBYTES, dtype)
+        for num_ranks, page_size, dtype in zip(ranks, pages, dtypes, strict=True)
     )
     state = np.random.default_rng(9).integers(0, 256, src[0].state_nbytes, np.uint8)
     arrived, times = send(src, dst, state)

@@ -329,14 +329,13 @@ def ranks_swapped(patch: pytest.MonkeyPatch) -> None:
 
 
 def shifted_by_a_head(patch: pytest.MonkeyPatch) -> None:
-    """What is sent begins a unit late, with the last one first."""
+    """What is sent begins a head late."""
 
-    def shifted(src: PoolLayout, dst: PoolLayout) -> tuple[StateRun, ...]:
-        runs = state_runs(src, dst)
-        unit = src.state_nbytes // NUM_UNITS
-        return tuple(replace(run, first_row=run.first_row + unit // run.copy.pack.row_nbytes) for run in runs)
+    def late(run: StateRun, src: PoolLayout) -> StateRun:
+        assert run.copy.pack is not None
+        return replace(run, first_row=run.first_row + src.state_nbytes // NUM_UNITS // run.copy.pack.row_nbytes)
 
-    patch.setattr(plan, "state_runs", shifted)
+    patch.setattr(plan, "state_runs", lambda src, dst: tuple(late(run, src) for run in state_runs(src, dst)))
 
 
 def stale(patch: pytest.MonkeyPatch) -> None:

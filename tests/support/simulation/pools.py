@@ -80,7 +80,8 @@ class Pools:
 
     def rank(self, number: int) -> U8:
         """Return the bytes of a rank's pages, `[num_pages, page_nbytes]`: a view."""
-        return self.raw[number].reshape(self.shape.num_pages, -1).view(np.uint8)
+        pages: U8 = self.raw[number].reshape(self.shape.num_pages, -1).view(np.uint8)
+        return pages
 
     def digest(self, pages: PageIndices) -> int:
         found = (self.rank(number) for number in range(self.shape.num_ranks))

@@ -246,7 +246,7 @@ class TwoSides:
                 self.rules.copied(PREFILL, DECODE, src, dst, range(LAYERS), stream)
         else:
             for dst in write.dst.tolist():
-                self.rules.converted(PREFILL, DECODE, write.src, dst, stream)
+                self.rules.converted(PREFILL, DECODE, write.src.astype(np.int32), dst, stream)
         operation.digest = add_digests(operation.digest, self.prefill.pools.write(rank, self.decode.pools, write))
         if is_damaged:
             self.budget = replace(self.budget, damages=self.budget.damages - 1)
