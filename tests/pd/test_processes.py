@@ -129,15 +129,18 @@ def test_states_go_both_ways_between_two_workers_of_several_ranks_and_are_begun_
     asyncio.run(run())
 
 
-def test_states_go_to_pages_of_another_size_and_are_begun_with(tiny_recurrent_folder: Path) -> None:
+@pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(2, 1), (1, 2)])
+def test_states_go_to_pages_of_another_size_and_to_other_ranks_and_are_begun_with(
+    tiny_recurrent_folder: Path, prefill_tp: int, decode_tp: int
+) -> None:
     """The second prompt goes on behind the first, of which decode has the text, and prefill the state."""
     prompt = [(31 + i * i) % 320 for i in range(600)]
     prompts = [prompt, [*prompt, 5, 6, 7]]
     outputs = [continued(tiny_recurrent_folder, each) for each in prompts]
 
     async def run() -> None:
-        large, rules = options(tiny_recurrent_folder), TransferRules("always")
-        async with SchedulerPair(large, rules, decode_engine=replace(large, page_size=64)) as pair:
+        large, rules = options(tiny_recurrent_folder, tp=prefill_tp), TransferRules("always")
+        async with SchedulerPair(large, rules, decode_engine=replace(large, page_size=64, tp=decode_tp)) as pair:
             legs = [await pair.request(room, each, 5) for room, each in enumerate(prompts, 1)]
             assert [prefill.token_ids + decode.token_ids for prefill, decode in legs] == outputs
             assert legs[1][0].last is not None
