@@ -61,10 +61,14 @@ APART, TOGETHER = (1, 2), (2, 1)  # ranks
         (states, Budget(), SMALLER, TOGETHER),
         (states, Budget(), LARGER, APART),
         *(
-            pytest.param(world, budget, *shape, marks=DEEP)
-            for world in (windows, states)
-            for budget in (Budget(aborts=1), Budget(losses=1), Budget(failures=1), Budget(damages=1))
-            for shape in ((SMALLER, TOGETHER), (LARGER, APART))
+            pytest.param(*case, marks=DEEP)
+            for case in (
+                (windows, Budget(aborts=1), LARGER, APART),
+                (windows, Budget(losses=1), SMALLER, TOGETHER),
+                (states, Budget(aborts=1), SMALLER, TOGETHER),
+                (states, Budget(failures=1), SMALLER, TOGETHER),
+                (states, Budget(losses=1), LARGER, APART),
+            )
         ),
     ],
     ids=lambda each: getattr(each, "__name__", str(each)),
