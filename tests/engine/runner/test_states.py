@@ -69,7 +69,7 @@ def cut(slots: Tensor, whole: Recurrent, share: Recurrent, rank: int, num_ranks:
     own = torch.zeros(3, state_nbytes(share, dtype), dtype=torch.uint8)
     for (part, begin, end), (_, to, stop) in zip(places(whole, dtype), places(share, dtype), strict=True):
         rows = slots[:, begin:end].view(3, part.shape[0], -1)
-        sections = rows.split(list(part.sections), dim=1)
+        sections = torch.split(rows, list(part.sections), dim=1)
         mine = [section.chunk(num_ranks, dim=1)[rank] for section in sections]
         own[:, to:stop] = torch.cat(mine, dim=1).reshape(3, -1)
     return own
