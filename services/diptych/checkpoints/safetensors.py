@@ -22,6 +22,7 @@ import numpy as np
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import Array
 
+DERIVED: Final = ("rotary_emb.inv_freq",)  # saved by old versions; computed from the configuration instead
 FLOATS: Final = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # numpy has no bfloat16: its bits
 CODES: Final = {  # parts of quantised weights
     "U8": np.uint8,

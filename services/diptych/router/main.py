@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Final, Protocol
 
 import uvloop
@@ -29,6 +28,7 @@ from diptych.common.net import descriptors
 from diptych.common.trust.instance_secret import InstanceSecret
 from diptych.common.trust.token_files import inheritable
 from diptych.common.trust.trust import Trust, forget_token
+from diptych.common.version import own_version
 from diptych.router.choose import page_chain, page_set
 from diptych.router.config import RouterConfig
 from diptych.router.keys import ledger
@@ -174,7 +174,7 @@ def _record(config: RouterConfig, model: ServedModel, router: Router, health_por
         model_id=model.model_id,
         started_as=model.model_id,
         state=bootstrap_pb2.INSTANCE_STATE_READY,
-        version=version("diptych"),
+        version=own_version(),
         pod=config.pod_name,
     )
 

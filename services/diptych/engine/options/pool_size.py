@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.shard import Shard, check_divides
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
-from diptych.engine.options.config import EngineOptions
-from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.schedule.pace.step_sizes import REQUEST_TOKENS, usual
 from diptych.engine.values.kv_regions import kv_layout, pages_per_state, state_nbytes, window_pages
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
+
+if TYPE_CHECKING:
+    from diptych.architectures.config import ModelConfig
+    from diptych.engine.options.config import EngineOptions
+    from diptych.engine.options.device_kind import DeviceKind
 
 MIN_PAGES: Final = 2
 MIB: Final = 2**20

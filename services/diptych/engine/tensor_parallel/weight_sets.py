@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from diptych.architectures.registry import placement_of
 from diptych.checkpoints.given_tensors import GivenTensors, RenamedWeights, weights_id_of
-from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError, InvalidRequest
-from diptych.engine.tensor_parallel.rank_tasks import LeadTasks
 from diptych.engine.tensor_parallel.trainer_groups import GroupAddress, NoGroups, TrainerGroups
 from diptych.engine.tensor_parallel.weight_change import Change, change_to_wire, group_to_wire
-from diptych.kernels.quantized import Array
 from diptych.v1 import rank_pb2
+
+if TYPE_CHECKING:
+    from diptych.checkpoints.source import ModelSource
+    from diptych.engine.tensor_parallel.rank_tasks import LeadTasks
+    from diptych.kernels.quantized import Array
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)

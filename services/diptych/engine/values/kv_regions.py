@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from diptych.architectures.config import ModelConfig
-from diptych.architectures.recurrent import Recurrent, StatePart
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.kvtransfer.layout import DTYPE_NBYTES, HeadShare, PoolLayout, Region
+
+if TYPE_CHECKING:
+    from diptych.architectures.config import ModelConfig
+    from diptych.architectures.recurrent import Recurrent, StatePart
 
 STATE_ALIGNMENT: Final = 16  # bytes, of the parts of a state
 
