@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import numpy as np
 
-from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.safetensors import DERIVED, FLOATS, read_tensors, tensor_names
 from diptych.common.errors import ConfigError
 
@@ -45,6 +44,8 @@ class GivenTensors:
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         """Yield what belongs into the model, as its checkpoints have it. Raises `ConfigError`."""
+        from diptych.architectures.registry import FAMILIES
+
         unstack = FAMILIES[self.config.architecture].unstack
         not_read = FAMILIES[self.config.architecture].not_read(self.config)
         derived = (*DERIVED, "lm_head.weight") if self.config.tie_embeddings else DERIVED

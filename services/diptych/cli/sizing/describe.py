@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from diptych.architectures.config import ModelConfig
+from diptych.architectures.fair_shares import check_divides, check_experts
 from diptych.architectures.registry import from_hf
 from diptych.checkpoints.gguf_model import GgufModel
 from diptych.checkpoints.hf_folder import quantization_of, read_scheme, with_processor
 from diptych.checkpoints.quantization.declared import Declared, check_groups, declared
-from diptych.checkpoints.shard import check_divides, check_experts
 from diptych.cli.reports.model_report import Plan, as_json, as_text
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from diptych.checkpoints.shard import Shard, check_divides
+from diptych.architectures.fair_shares import check_divides
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.engine.schedule.pace.step_sizes import REQUEST_TOKENS, usual
@@ -69,6 +69,8 @@ def check_pool(model: ModelConfig, options: EngineOptions, role: Role, device: D
     check_divides(model, options.tp)
     options = options.on(device)
     if options.kv_cache_mib:
+        from diptych.checkpoints.shard import Shard
+
         part = Shard(0, options.tp).config(model)
         _check_holds(part, pool_layout(part, options), options, 2 if role is Role.UNIFIED else 1)
 

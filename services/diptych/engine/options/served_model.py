@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diptych.architectures.config import DraftLayers
-from diptych.checkpoints.shard import check_divides, check_experts
+from diptych.architectures.fair_shares import check_divides, check_experts
 from diptych.checkpoints.source import ChangedModel, ModelSource, bounded, keeping_all, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.options.speculation import Speculation, parse_speculate

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from diptych.checkpoints.shard import check_divides
+from diptych.architectures.fair_shares import check_divides
 from diptych.common.garbage import garbage_postponed
 from diptych.common.members.heartbeat import SharedHeartbeat
 from diptych.common.members.roles import Role

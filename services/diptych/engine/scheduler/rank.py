@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from diptych.checkpoints.shard import check_divides
+from diptych.architectures.fair_shares import check_divides
 from diptych.checkpoints.source import ModelSource
 from diptych.common import lifecycle
 from diptych.common.garbage import garbage_postponed, spare_what_stays

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from diptych.architectures.registry import placement_of
 from diptych.checkpoints.given_tensors import GivenTensors, RenamedWeights, weights_id_of
 from diptych.common.errors import ConfigError, InvalidRequest
 from diptych.engine.tensor_parallel.trainer_groups import GroupAddress, NoGroups, TrainerGroups
@@ -267,6 +266,8 @@ class RankWeights(Generic[R]):
         """Return the source under the name of its weights: tensors that were given may be all or some."""
         if not isinstance(source, GivenTensors):
             return source
+        from diptych.architectures.registry import placement_of
+
         is_all = {name for name, _ in placement_of(source.config)} <= self._digests.keys()
         weights_id = weights_id_of(self._digests, "" if is_all else self._base)
         self._digests = {}
@@ -344,6 +345,8 @@ def check_places(source: ModelSource) -> list[str]:
 
     Raises `ConfigError` for one that has no place in the model.
     """
+    from diptych.architectures.registry import placement_of
+
     config = source.config
     places = dict(placement_of(config))
     for name, array in source.tensors():
