@@ -26,8 +26,9 @@ import numpy.typing as npt
 
 from diptych.kernels.page_pack import HEAD_STEP, U8, PagePack, unpack_page
 from diptych.kvtransfer.device import LINE_NBYTES
+from diptych.kvtransfer.dtypes import DTYPE_NBYTES
 from diptych.kvtransfer.errors import LayoutMismatch, TransferError
-from diptych.kvtransfer.layout import DTYPE_NBYTES, PoolLayout, Region
+from diptych.kvtransfer.layout import PoolLayout, Region
 from diptych.kvtransfer.transport import PageWrite
 
 I64 = npt.NDArray[np.int64]

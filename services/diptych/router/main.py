@@ -32,7 +32,6 @@ from diptych.router.config import RouterConfig
 from diptych.router.keys import ledger
 from diptych.router.keys.exchange import KeyExchange
 from diptych.router.process.health import page_of_process
-from diptych.router.process.processes import run_processes
 from diptych.router.process.share import Share, share_of_this_process
 from diptych.router.text.parsing.message_formats import AUTO, MessageFormats
 from diptych.router.tracing.tracer import OpenExport, export_of
@@ -59,6 +58,8 @@ def main(config: RouterConfig) -> int:
     open_export = export_of(os.environ)
     share = share_of_this_process()
     if config.workers > 1 and share is None:
+        from diptych.router.process.processes import run_processes
+
         with inheritable(config, os.environ) as shared_config:
             return run_processes(shared_config)
     forget_token()

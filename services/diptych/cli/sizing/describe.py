@@ -21,7 +21,7 @@ from diptych.common.json_file import read_json
 from diptych.engine.options.config import KV_WINDOWS, KvWindows, Quantization
 from diptych.kernels.integer_layout import IntegerLayout, layout_of
 from diptych.kernels.quantized import INT4_GROUPS, STRIP, QuantizedArray
-from diptych.kvtransfer.layout import DTYPE_NBYTES
+from diptych.kvtransfer.dtypes import DTYPE_NBYTES
 from diptych.planner.placing import check_placed
 
 MAX_NODES: Final = 8  # of a worker that is proposed

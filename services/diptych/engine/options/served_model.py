@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diptych.architectures.config import DraftLayers
 from diptych.architectures.fair_shares import check_divides, check_experts
 from diptych.checkpoints.source import ChangedModel, ModelSource, bounded, keeping_all, open_model
 from diptych.common.errors import ConfigError
@@ -37,6 +36,8 @@ def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
         return served
     if not draft.config.joins_rows:  # else it is of the same checkpoint, or made for it
         _check_same_tokens(served, draft)
+    from diptych.architectures.config import DraftLayers
+
     layers = DraftLayers(draft.config, draft.config.num_kv_heads)
     return ChangedModel(served, replace(served.config, draft=layers))
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
-from diptych.kvtransfer.layout import DTYPE_NBYTES, HeadShare, PoolLayout, Region
+from diptych.kvtransfer.dtypes import DTYPE_NBYTES
+from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
 
 if TYPE_CHECKING:
     from diptych.architectures.config import ModelConfig
