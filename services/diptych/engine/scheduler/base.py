@@ -19,6 +19,7 @@ from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.host_tier import NO_COPIER, HostTier, PageCopier
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
+from diptych.engine.options.logit_processors import load_processors
 from diptych.engine.options.pool_size import num_host_slots
 from diptych.engine.scheduler.lasting import NO_LASTING_TIERS, LastingTiers
 from diptych.engine.scheduler.links.links import Links, directions_of, links_of_nobody
@@ -179,6 +180,7 @@ class SchedulerBase:
             image_row_nbytes=_image_row_nbytes(model, options),
             image_row_dtype=options.dtype,
             watched=watched_layers(model, options.device, options.tp),
+            processors=load_processors(options.logit_processors),
             mixed_step_s=options.mixed_step_s,
         )
 
@@ -229,7 +231,7 @@ class SchedulerBase:
 
     def _tiers(self, num_host_slots: int) -> tuple[Tier, ...]:
         """Return the tiers of the prefix cache, in the order in which evicted pages go down."""
-        host = (HostTier(num_host_slots, self.copier),) if num_host_slots else ()
+        host = (HostTier(num_host_slots, self.copier, time.monotonic),) if num_host_slots else ()
         return host if self.lasting.files is None else (*host, self.lasting.files)
 
 
