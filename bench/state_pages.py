@@ -17,7 +17,7 @@ from report import Report, arguments
 
 from diptych.architectures.recurrent import DeltaNet, KimiDelta, Mamba2, Mixer, Recurrent, ShortConv
 from diptych.engine.runner.states import Units
-from diptych.engine.values.state_layout import share_nbytes, state_nbytes
+from diptych.engine.values.kv_regions import share_nbytes, state_nbytes
 
 NUM_SLOTS: Final = 4
 SHAPES: Final[dict[str, tuple[int, Mixer]]] = {  # recurrent layers, and how they mix

@@ -8,10 +8,11 @@ from tiny_config import tiny_config
 
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig, Moe, Rope
+from diptych.architectures.fair_shares import check_divides, check_experts
 from diptych.architectures.placement import Piece, Split
 from diptych.architectures.recurrent import KimiDelta, Mamba2, Recurrent, ShortConv
 from diptych.checkpoints.quantization.weight import as_floats
-from diptych.checkpoints.shard import Cut, Shard, check_divides, check_experts, cut_tensors
+from diptych.checkpoints.shard import Cut, Shard, cut_tensors
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import QuantizedArray
 

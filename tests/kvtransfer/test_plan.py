@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diptych.kernels.page_pack import CELLS, cast, pack_page
+from diptych.kvtransfer.dtypes import DTYPE_NBYTES
 from diptych.kvtransfer.errors import LayoutMismatch, TransferError
-from diptych.kvtransfer.layout import DTYPE_NBYTES, HeadShare, PoolLayout
+from diptych.kvtransfer.layout import HeadShare, PoolLayout
 from diptych.kvtransfer.plan import Conversion, Shard, check_on_device, linked_ranks, parts_of, plan
 from diptych.kvtransfer.runs import ByteWindow, Copy
 from diptych.kvtransfer.transport import PageWrite

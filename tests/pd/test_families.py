@@ -40,11 +40,10 @@ from diptych.engine.tiers.page_objects import Objects, PageObjects
 from diptych.engine.tiers.segments import SegmentFormat
 from diptych.engine.tiers.shared_tier import SharedTier
 from diptych.engine.values.events import Emit, EmitTokens, Start
-from diptych.engine.values.kv_regions import has_unlike_groups, kv_regions, kv_shape, window_pages
+from diptych.engine.values.kv_regions import has_unlike_groups, kv_regions, kv_shape, pages_per_state, window_pages
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import new_request
 from diptych.engine.values.scheduler_core import SchedulerCore
-from diptych.engine.values.state_layout import pages_per_state
 from diptych.generation.sampling_params import SamplingParams
 
 PAGE_SIZE = 4

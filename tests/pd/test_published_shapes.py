@@ -20,8 +20,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import from_hf
 from diptych.checkpoints.shard import Shard
 from diptych.common.errors import ConfigError
-from diptych.engine.values.kv_regions import kv_layout, window_terms
-from diptych.engine.values.state_layout import with_states
+from diptych.engine.values.kv_regions import kv_layout, window_terms, with_states
 from diptych.kernels.page_pack import PagePack
 from diptych.kvtransfer import plan as rules
 from diptych.kvtransfer.device import Device

@@ -21,7 +21,7 @@ from diptych.architectures.recurrent import Recurrent
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch, StateMoves
-from diptych.engine.values.state_layout import pages_per_state, share_nbytes, slices, unit_nbytes
+from diptych.engine.values.kv_regions import pages_per_state, share_nbytes, slices, unit_nbytes
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import FailureCode
 from diptych.kvtransfer.layout import PoolLayout

@@ -29,8 +29,7 @@ from diptych.engine.lora.registry import InvalidAdapter
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.runner.states import Units
 from diptych.engine.scheduler.terms import worker_terms
-from diptych.engine.values.kv_regions import window_pages
-from diptych.engine.values.state_layout import pages_per_state
+from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.sampling_params import SamplingParams
 from diptych.kvtransfer import plan

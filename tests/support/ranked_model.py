@@ -20,8 +20,7 @@ from diptych.engine.models.adapters.lora_host import LoraHost
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
-from diptych.engine.values.kv_regions import kv_layout
-from diptych.engine.values.state_layout import with_states
+from diptych.engine.values.kv_regions import kv_layout, with_states
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
 from diptych.kvtransfer.plan import Parts, parts_of, plan
 from diptych.kvtransfer.transport import PageWrite

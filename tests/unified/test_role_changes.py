@@ -11,9 +11,8 @@ import torch
 from diptych.checkpoints.source import open_model
 from diptych.common.members.roles import Role
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.values.kv_regions import window_pages
+from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.limits import Limits
-from diptych.engine.values.state_layout import pages_per_state
 
 PAGE, STEP_TOKENS = 4, 24
 LIMITS = Limits(256, 200, frozenset(), STEP_TOKENS, max_requests=8)

@@ -14,9 +14,9 @@ from typing import Final, Literal, get_args
 
 from diptych.common.errors import ConfigError
 from diptych.kernels.image import PageShape
+from diptych.kvtransfer.dtypes import DTYPE_NBYTES
 from diptych.v1 import bootstrap_pb2
 
-DTYPE_NBYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1}
 KEYS_AND_VALUES: Final = 2  # planes
 LINE_NBYTES: Final = 128  # what devices copy in
 

@@ -16,8 +16,9 @@ from typing import Final
 import numpy as np
 
 from diptych.kernels.page_pack import PagePack
+from diptych.kvtransfer.dtypes import DTYPE_NBYTES
 from diptych.kvtransfer.errors import TransferError
-from diptych.kvtransfer.layout import DTYPE_NBYTES, PoolLayout
+from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.runs import I64, NO_TOKENS, Copy, Runs
 
 _MOST_NBYTES: Final = 32 << 10  # of a row: a message is full of such rows

@@ -20,7 +20,8 @@ from diptych.common.refusals import Refusals
 from diptych.common.trust.tokens import Tokens
 from diptych.common.trust.trust import Trust
 from diptych.engine.nodes import following, roster
-from diptych.engine.nodes.following import GroupEnded, GroupLink, joined
+from diptych.engine.nodes.company import GroupEnded
+from diptych.engine.nodes.following import GroupLink, joined
 from diptych.engine.nodes.leading import GroupLeader
 from diptych.engine.nodes.roster import PlaceTaken, Roster
 from diptych.v1 import rank_pb2_grpc

@@ -22,8 +22,7 @@ from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch, StateMoves, WindowGroups
-from diptych.engine.values.kv_regions import window_pages
-from diptych.engine.values.state_layout import pages_per_state
+from diptych.engine.values.kv_regions import pages_per_state, window_pages
 
 __all__ = ["device"]
 

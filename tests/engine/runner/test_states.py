@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diptych.architectures.recurrent import DeltaNet, KimiDelta, Mamba2, Mixer, Recurrent, ShortConv, StatePart
 from diptych.engine.runner.states import Units
-from diptych.engine.values.state_layout import share_nbytes, state_nbytes, state_part_nbytes, unit_nbytes
+from diptych.engine.values.kv_regions import share_nbytes, state_nbytes, state_part_nbytes, unit_nbytes
 
 LAYERS = (0, 2, 5)
 MIXERS: dict[str, tuple[Mixer, int]] = {  # and ranks that can share its state

@@ -14,8 +14,13 @@ from diptych.architectures.size import EXPERT, LINEAR, num_active_parameters, nu
 from diptych.architectures.tower_placement import num_tower_parameters
 from diptych.checkpoints.shard import Shard
 from diptych.engine.options.pool_size import region_words, whole_layout
-from diptych.engine.values.kv_regions import has_unlike_groups, region_names, window_pages
-from diptych.engine.values.state_layout import pages_per_state, state_nbytes
+from diptych.engine.values.kv_regions import (
+    has_unlike_groups,
+    pages_per_state,
+    region_names,
+    state_nbytes,
+    window_pages,
+)
 from diptych.kernels.integer_layout import IntegerLayout
 from diptych.kernels.quantized import int4_nbytes, mxfp4_nbytes
 from diptych.planner.placing import num_nodes

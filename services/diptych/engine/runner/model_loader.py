@@ -57,8 +57,8 @@ from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.schedule.pace.step_sizes import REQUEST_TOKENS, Found, choose, usual
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import OnLayer
+from diptych.engine.values.kv_regions import state_nbytes
 from diptych.engine.values.limits import PROMPT_ROWS
-from diptych.engine.values.state_layout import state_nbytes
 from diptych.engine.weights.taking import Taking
 
 logger = logging.getLogger(__name__)

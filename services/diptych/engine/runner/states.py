@@ -16,11 +16,11 @@ from diptych.architectures.recurrent import Recurrent, StatePart
 from diptych.common.arrays import I32, I64
 from diptych.engine.runner.kv_pool import DTYPES
 from diptych.engine.values.batch import ForwardBatch, StateMoves
-from diptych.engine.values.state_layout import share_nbytes, slices, state_nbytes, state_part_nbytes, unit_nbytes
+from diptych.engine.values.kv_regions import share_nbytes, slices, state_nbytes, state_part_nbytes, unit_nbytes
 
 
 class Units:
-    """States as they lie in pages, unit by unit (`state_layout`), of slots, where they lie layer by layer."""
+    """States as they lie in pages, unit by unit (`kv_regions`), of slots, where they lie layer by layer."""
 
     def __init__(self, slots: Tensor, recurrent: Recurrent, dtype: str) -> None:
         """`slots`: `[num_slots, state_nbytes]`, whose memory is kept."""
