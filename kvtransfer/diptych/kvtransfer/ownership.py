@@ -71,7 +71,9 @@ TRANSITIONS: Final[Mapping[tuple[PageState, Operation], PageState]] = {
 NEEDS_NO_PIN: Final = frozenset({Operation.RELEASE, Operation.UNCACHE, Operation.BEGIN_IMPORT})
 NEEDS_A_PIN: Final = frozenset({Operation.UNPIN})
 
-_NO_ENTRY: Final = -1
+_NO_ENTRY: Final = 127
+_NO_STATE: Final = 126  # of the null page
+_FEW: Final = 32  # pages: of fewer a set is sooner made than arrays
 _MAX_PAGES_SHOWN: Final = 8
 
 
@@ -83,11 +85,13 @@ class PagePool:
             raise ValueError(f"a pool needs the null page and at least one more, not {num_pages} pages")
         self._state = np.full(num_pages, PageState.FREE, np.int8)
         self._generation = np.zeros(num_pages, np.uint32)
+        self._state[NULL_PAGE] = _NO_STATE
         self._pins = np.zeros(num_pages, np.int32)
+        self._num_pins = 0  # of all pages
         self._free = np.arange(num_pages - 1, NULL_PAGE, -1, dtype=np.int32)  # a stack: its first num_free entries
         self._num_free = num_pages - 1
-        self._seat = np.zeros(num_pages, np.int32)  # scratch of `_checked`
-        self._table = list(_dense_table())  # a row for each operation
+        self._seat = np.zeros(num_pages, np.int32)  # scratch of `_lists_any_twice`
+        self._table = _tables()
 
     @property
     def capacity(self) -> int:
@@ -108,7 +112,7 @@ class PagePool:
         pages = self._free[self._num_free - count : self._num_free][::-1].copy()
         self._apply(Operation.ALLOCATE, pages)
         self._num_free -= count
-        self._generation[pages] += 1
+        self._generation.put(pages, self._generation.take(pages) + 1)
         return pages
 
     def release(self, pages: Pages) -> None:
@@ -142,10 +146,12 @@ class PagePool:
     def pin(self, pages: Pages) -> None:
         """Keep the pages as they are while a transfer reads them. Pins are counted."""
         self._pins[self._apply(Operation.PIN, pages)] += 1
+        self._num_pins += len(pages)
 
     def unpin(self, pages: Pages) -> None:
         """Take one export pin off each page."""
         self._pins[self._apply(Operation.UNPIN, pages)] -= 1
+        self._num_pins -= len(pages)
 
     def pinned(self, pages: Pages) -> bool:
         """Tell whether any of the pages has an export pin."""
@@ -164,7 +170,7 @@ class PagePool:
 
     def states(self, pages: Pages) -> npt.NDArray[np.int8]:
         """Return the `PageState` of each page."""
-        return self._state[self._checked(pages)]
+        return self._states_of(pages)
 
     def counts(self) -> dict[str, int]:
         """Return the number of pages in each state; `exporting` pages are also counted in theirs."""
@@ -196,17 +202,16 @@ class PagePool:
         return [*self._check_books(), *self._check_claims(claims)]
 
     def _apply(self, operation: Operation, pages: Pages) -> Pages:
-        pages = self._checked(pages)
-        after = self._table[operation][self._state[pages]]
-        wrong = after == _NO_ENTRY
-        if operation in NEEDS_NO_PIN:
-            wrong |= self._pins[pages] > 0
-        if operation in NEEDS_A_PIN:
-            wrong |= self._pins[pages] == 0
-        if np.count_nonzero(wrong):
-            self._refuse(operation, pages, after)
-        self._state[pages] = after
+        after = self._states_of(pages).tobytes().translate(self._table[operation])
+        if _NO_ENTRY in after or self._pins_forbid(operation, pages):
+            self._refuse(operation, pages, np.frombuffer(after, np.int8))
+        self._state.put(pages, np.frombuffer(after, np.int8))
         return pages
+
+    def _pins_forbid(self, operation: Operation, pages: Pages) -> bool:
+        if operation in NEEDS_A_PIN:
+            return not self._pins[pages].all()
+        return self._num_pins > 0 and operation in NEEDS_NO_PIN and bool(self._pins[pages].any())
 
     def _free_pages(self, operation: Operation, pages: Pages) -> None:
         pages = self._apply(operation, pages)
@@ -214,16 +219,32 @@ class PagePool:
         self._num_free += len(pages)
 
     def _checked(self, pages: Pages) -> Pages:
-        num_pages = len(pages)
-        if np.count_nonzero(self._in_range(pages)) < num_pages:  # quicker than `all` and `any`, for few and for many
-            raise InvalidTransition(f"not pages of this pool: {_shown(pages[~self._in_range(pages)])}")
-        if num_pages > 1:
-            # Each page seats its place in the list; of a page listed twice only one place stays seated.
-            places = np.arange(num_pages, dtype=np.int32)
-            self._seat[pages] = places
-            if np.count_nonzero(self._seat[pages] != places):
-                raise InvalidTransition(f"pages listed twice: {_shown(pages[self._seat[pages] != places])}")
+        self._states_of(pages)
         return pages
+
+    def _states_of(self, pages: Pages) -> npt.NDArray[np.int8]:
+        """Return the state of each page, after looking whether these are pages of this pool, none of them twice."""
+        try:
+            states = self._state.take(pages.astype(np.uint32))  # numbers below 0 are beyond the end, too
+        except IndexError:
+            self._refuse_strangers(pages)
+        if _NO_STATE in states.tobytes():
+            self._refuse_strangers(pages)
+        if len(pages) > 1 and self._lists_any_twice(pages):
+            raise InvalidTransition(f"pages listed twice: {_shown(pages[self._seat[pages] != np.arange(len(pages))])}")
+        return states
+
+    def _lists_any_twice(self, pages: Pages) -> bool:
+        """Each page seats its place in the list: of one that is listed twice, only one place stays seated."""
+        num_pages = len(pages)
+        if num_pages <= _FEW and len(set(pages.tolist())) == num_pages:
+            return False
+        places = np.arange(num_pages, dtype=np.int32)
+        self._seat[pages] = places
+        return np.count_nonzero(self._seat[pages] != places) > 0
+
+    def _refuse_strangers(self, pages: Pages) -> NoReturn:
+        raise InvalidTransition(f"not pages of this pool: {_shown(pages[~self._in_range(pages)])}")
 
     def _in_range(self, pages: Pages) -> npt.NDArray[np.bool_]:
         return (pages > NULL_PAGE) & (pages < len(self._state))
@@ -259,12 +280,12 @@ class PagePool:
             )
 
 
-def _dense_table() -> npt.NDArray[np.int8]:
-    """`TRANSITIONS` as `[operation, state] -> state`, so that one lookup moves many pages."""
-    table = np.full((len(Operation), len(PageState)), _NO_ENTRY, np.int8)
+def _tables() -> list[bytes]:
+    """`TRANSITIONS` as a row of each operation: the byte at a state's place is the state after it."""
+    rows = [bytearray([_NO_ENTRY]) * 256 for _ in Operation]
     for (state, operation), after in TRANSITIONS.items():
-        table[operation, state] = after
-    return table
+        rows[operation][state] = after
+    return [bytes(row) for row in rows]
 
 
 def _joined(claims: Iterable[Pages]) -> Pages:
