@@ -241,7 +241,7 @@ class PagePool:
             return False
         places = np.arange(num_pages, dtype=np.int32)
         self._seat[pages] = places
-        return np.count_nonzero(self._seat[pages] != places) > 0
+        return bool((self._seat[pages] != places).any())
 
     def _refuse_strangers(self, pages: Pages) -> NoReturn:
         raise InvalidTransition(f"not pages of this pool: {_shown(pages[~self._in_range(pages)])}")

@@ -8,13 +8,11 @@ parents first: after every part of the news the listener's copy holds whole pref
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class CacheDelta:
+class CacheDelta(NamedTuple):
     """What to do to a copy of the set, in this order."""
 
     cleared: bool = False  # forget everything
@@ -37,11 +35,11 @@ class CacheChanges:
     def is_empty(self) -> bool:
         return not (self._cleared or self._stored or self._removed)
 
-    def store(self, hashes: Iterable[int]) -> None:
-        _move(tuple(hashes), self._removed, self._stored)
+    def store(self, hashes: Sequence[int]) -> None:
+        _move(hashes, self._removed, self._stored)
 
-    def remove(self, hashes: Iterable[int]) -> None:
-        _move(tuple(hashes), self._stored, self._removed)
+    def remove(self, hashes: Sequence[int]) -> None:
+        _move(hashes, self._stored, self._removed)
 
     def clear(self) -> None:
         """The set is empty, whatever the listener has."""
@@ -61,10 +59,10 @@ class CacheChanges:
 class NoChanges(CacheChanges):
     """Those of a cache that nobody listens to."""
 
-    def store(self, hashes: Iterable[int]) -> None:
+    def store(self, hashes: Sequence[int]) -> None:
         pass
 
-    def remove(self, hashes: Iterable[int]) -> None:
+    def remove(self, hashes: Sequence[int]) -> None:
         pass
 
     def clear(self) -> None:
@@ -75,7 +73,7 @@ NO_CHANGES: Final = NoChanges()
 
 
 def _move(hashes: Sequence[int], undone: dict[int, None], done: dict[int, None]) -> None:
-    if undone.keys().isdisjoint(hashes):  # which is quickly told, and nearly always so
+    if not undone or undone.keys().isdisjoint(hashes):  # which is quickly told, and nearly always so
         done.update(dict.fromkeys(hashes))
         return
     for page_hash in hashes:

@@ -36,7 +36,7 @@ class KvFeed:
 
     def start_again(self, cached: Iterable[int]) -> None:
         self._changes.clear()
-        self._changes.store(cached)
+        self._changes.store(tuple(cached))
 
     def add(self, delta: CacheDelta) -> None:
         if delta.cleared:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,7 @@ SAMPLE: Final = 1 << 15  # pages, at most twice as many: a millisecond or two to
 MAX_PAGES: Final = 1 << 22  # of one worker; beyond it nothing is believed of it: 64 Mi tokens in pages of 16
 
 
-@dataclass(frozen=True, slots=True)
-class KvNews:
+class KvNews(NamedTuple):
     """One message of a worker. Applied in this order: cleared, removed, stored."""
 
     sequence: int
@@ -64,8 +63,10 @@ class PrefixIndex:
         if not holder.known:
             must_ask, holder.asked = not holder.asked, True
             return not must_ask
-        holder.pages.remove(news.removed)
-        holder.pages.add(news.stored)
+        if len(news.removed):
+            holder.pages.remove(news.removed)
+        if len(news.stored):
+            holder.pages.add(news.stored)
         if len(holder.pages) > MAX_PAGES:  # what follows finds nothing known, up to the next `cleared`
             self._holders[instance_id] = _Holder(sequence=news.sequence, asked=True)
         return True
