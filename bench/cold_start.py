@@ -1,6 +1,6 @@
 """What the planner makes of a load that triples while workers take 0 to 300 s to start, in virtual time.
 
-Prompts of 4,000 tokens and outputs of 100 come for 10 minutes at a rate for one worker, for 10 at three times that,
+Prompts of 32,000 tokens and outputs of 50 come for 10 minutes at a rate for one worker, for 10 at three times that,
 which is reached in the course of 5 minutes, and again at the first. The planner begins with one unified worker and may
 have four. A row is the 90th percentile of the times to the first token of all calls that were offered; beside it are
 the calls within the SLO, and GPU-hours over those of hindsight, which knows the load and whose workers start at once.
@@ -26,9 +26,9 @@ from diptych.simulator.setup import Setup, WorkerSetup
 from diptych.simulator.traces.call import Call
 from diptych.simulator.traces.columns import unshared
 
-PROMPT_LEN, OUTPUT_LEN = 4000, 100
-SLO: Final = Slo(1.0, 0.03)
-RATES: Final = ((0.0, 4.0), (600.0, 4.0), (900.0, 12.0), (1500.0, 12.0), (1800.0, 4.0), (2400.0, 4.0))  # s, calls/s
+PROMPT_LEN, OUTPUT_LEN = 32_000, 50
+SLO: Final = Slo(6.0, 0.1)
+RATES: Final = ((0.0, 0.4), (600.0, 0.4), (900.0, 1.2), (1500.0, 1.2), (1800.0, 0.4), (2400.0, 0.4))  # s, calls/s
 QUICK: Final = 0.1  # of the time
 MOST: Final = 4  # workers
 STARTS_S: Final = (0.0, 30.0, 60.0, 120.0, 200.0, 300.0)

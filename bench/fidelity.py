@@ -247,7 +247,7 @@ def observations(name: str, counts: Sequence[int], site: Site) -> Iterator[Obser
     """Run a platform: fit, then serve and replay each load."""
     with platform(counts, site) as (port, model_id):
         model = fitted(port, name, site)
-        setup = with_delays(setup_of(port, model), port, model_id)
+        setup = with_delays(setup_of(port, model.with_stalls), port, model_id)
         print(f"{name}: {2e3 * setup.delays.leg_s:.2f} ms beside the steps of a lone request", file=sys.stderr)
         for each in loads(model, site.seconds, is_quick=site.is_quick):
             served, again = (offer(port, model_id, each.calls) for _ in range(2))

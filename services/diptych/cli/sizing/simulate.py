@@ -278,7 +278,7 @@ def _step_model(name: str) -> StepModel:
     if name == H200:
         return H200_LLAMA_8B
     try:
-        return StepModel.from_json(Path(name).expanduser().read_text(encoding="utf-8"))
+        return StepModel.from_json(Path(name).expanduser().read_text(encoding="utf-8")).with_stalls
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"--step-model: {name} can't be read ({error}); give {H200}, or a file of `diptych fit`"
