@@ -234,24 +234,33 @@ def _worker(status: WorkerStatus, model: StepModel) -> WorkerSetup:
     return replace(setup, link_bytes_per_s=min(speeds)) if speeds else setup
 
 
-def with_delays(setup: Setup, port: int, model_id: str) -> Setup:
-    """Return the setup with the delay that lone requests show beside their steps, which no load is part of."""
+def lone_calls() -> Sequence[Call]:
+    """Return calls that meet nobody, which no load is part of."""
     lone = load("lone", LONE_SHAPE, 2.0, LONE, seed=99)
-    spaced = [replace(call, arrival_s=2.0 * i) for i, call in enumerate(lone.calls)]
-    beside_s = float(np.nanmedian(offer(port, model_id, spaced).ttft - replayed(setup, spaced).ttft))
+    return [replace(call, arrival_s=2.0 * i) for i, call in enumerate(lone.calls)]
+
+
+def with_delays(setup: Setup, lone: Sequence[Call], found: Sequence[Times]) -> Setup:
+    """Return the setup with the delay that lone requests show beside their steps. They came several times."""
+    beside_s = float(np.nanmedian(np.stack([times.ttft for times in found]) - replayed(setup, lone).ttft))
     leg_s = max(0.0, setup.delays.leg_s + beside_s / 2)
     return replace(setup, delays=replace(setup.delays, leg_s=leg_s))
 
 
 def observations(name: str, counts: Sequence[int], site: Site) -> Iterator[Observation]:
-    """Run a platform: fit, then serve and replay each load."""
+    """Run a platform: fit, then serve each load, between lone requests, and replay it."""
+    lone, found, served = lone_calls(), [], []
     with platform(counts, site) as (port, model_id):
         model = fitted(port, name, site)
-        setup = with_delays(setup_of(port, model.with_stalls), port, model_id)
-        print(f"{name}: {2e3 * setup.delays.leg_s:.2f} ms beside the steps of a lone request", file=sys.stderr)
+        setup = setup_of(port, model.with_stalls)
+        found.append(offer(port, model_id, lone))
         for each in loads(model, site.seconds, is_quick=site.is_quick):
-            served, again = (offer(port, model_id, each.calls) for _ in range(2))
-            yield Observation(f"{name}, {each.name}", each.calls, served, again, replayed(setup, each.calls))
+            served.append((each, *(offer(port, model_id, each.calls) for _ in range(2))))
+        found.append(offer(port, model_id, lone))
+    setup = with_delays(setup, lone, found)
+    print(f"{name}: {2e3 * setup.delays.leg_s:.2f} ms beside the steps of a lone request", file=sys.stderr)
+    for each, once, again in served:
+        yield Observation(f"{name}, {each.name}", each.calls, once, again, replayed(setup, each.calls))
 
 
 def records(found: Iterable[Observation]) -> Iterator[dict[str, Any]]:
