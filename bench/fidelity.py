@@ -249,13 +249,15 @@ def with_delays(setup: Setup, lone: Sequence[Call], found: Sequence[Times]) -> S
 
 def observations(name: str, counts: Sequence[int], site: Site) -> Iterator[Observation]:
     """Run a platform: fit, then serve each load, between lone requests, and replay it."""
-    lone, found, served = lone_calls(), [], []
+    lone, found = lone_calls(), list[Times]()
+    served = list[tuple[Load, Times, Times]]()
     with platform(counts, site) as (port, model_id):
         model = fitted(port, name, site)
         setup = setup_of(port, model.with_stalls)
         found.append(offer(port, model_id, lone))
         for each in loads(model, site.seconds, is_quick=site.is_quick):
-            served.append((each, *(offer(port, model_id, each.calls) for _ in range(2))))
+            once, again = (offer(port, model_id, each.calls) for _ in range(2))
+            served.append((each, once, again))
         found.append(offer(port, model_id, lone))
     setup = with_delays(setup, lone, found)
     print(f"{name}: {2e3 * setup.delays.leg_s:.2f} ms beside the steps of a lone request", file=sys.stderr)

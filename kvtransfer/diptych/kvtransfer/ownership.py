@@ -71,8 +71,7 @@ TRANSITIONS: Final[Mapping[tuple[PageState, Operation], PageState]] = {
 NEEDS_NO_PIN: Final = frozenset({Operation.RELEASE, Operation.UNCACHE, Operation.BEGIN_IMPORT})
 NEEDS_A_PIN: Final = frozenset({Operation.UNPIN})
 
-_NO_ENTRY: Final = 127
-_NO_STATE: Final = 126  # of the null page
+_NO_STATE, _NO_ENTRY = 126, 127  # the state of the null page, and what follows a state that allows no such move
 _FEW: Final = 32  # pages: of fewer a set is sooner made than arrays
 _MAX_PAGES_SHOWN: Final = 8
 
@@ -87,10 +86,9 @@ class PagePool:
         self._generation = np.zeros(num_pages, np.uint32)
         self._state[NULL_PAGE] = _NO_STATE
         self._pins = np.zeros(num_pages, np.int32)
-        self._num_pins = 0  # of all pages
         self._free = np.arange(num_pages - 1, NULL_PAGE, -1, dtype=np.int32)  # a stack: its first num_free entries
         self._num_free = num_pages - 1
-        self._seat = np.zeros(num_pages, np.int32)  # scratch of `_lists_any_twice`
+        self._seat = np.zeros(num_pages, np.int32)  # scratch of `_states_of`
         self._table = _tables()
 
     @property
@@ -146,20 +144,20 @@ class PagePool:
     def pin(self, pages: Pages) -> None:
         """Keep the pages as they are while a transfer reads them. Pins are counted."""
         self._pins[self._apply(Operation.PIN, pages)] += 1
-        self._num_pins += len(pages)
 
     def unpin(self, pages: Pages) -> None:
         """Take one export pin off each page."""
         self._pins[self._apply(Operation.UNPIN, pages)] -= 1
-        self._num_pins -= len(pages)
 
     def pinned(self, pages: Pages) -> bool:
         """Tell whether any of the pages has an export pin."""
-        return bool(self._pins[self._checked(pages)].any())
+        self._states_of(pages)
+        return bool(self._pins[pages].any())
 
     def generations(self, pages: Pages) -> npt.NDArray[np.uint32]:
         """Return the generation of each page's latest grant."""
-        return self._generation[self._checked(pages)]
+        self._states_of(pages)
+        return self._generation[pages]
 
     def holds(self, pages: Pages, generations: npt.NDArray[np.uint32]) -> bool:
         """Tell whether every grant `(page, generation)` is still in force. False, not an error, for any nonsense."""
@@ -203,48 +201,31 @@ class PagePool:
 
     def _apply(self, operation: Operation, pages: Pages) -> Pages:
         after = self._states_of(pages).tobytes().translate(self._table[operation])
-        if _NO_ENTRY in after or self._pins_forbid(operation, pages):
+        wrong = _NO_ENTRY in after or (operation in NEEDS_A_PIN and not self._pins.take(pages).all())
+        if wrong or (operation in NEEDS_NO_PIN and np.count_nonzero(self._pins.take(pages))):
             self._refuse(operation, pages, np.frombuffer(after, np.int8))
         self._state.put(pages, np.frombuffer(after, np.int8))
         return pages
-
-    def _pins_forbid(self, operation: Operation, pages: Pages) -> bool:
-        if operation in NEEDS_A_PIN:
-            return not self._pins[pages].all()
-        return self._num_pins > 0 and operation in NEEDS_NO_PIN and bool(self._pins[pages].any())
 
     def _free_pages(self, operation: Operation, pages: Pages) -> None:
         pages = self._apply(operation, pages)
         self._free[self._num_free : self._num_free + len(pages)] = pages[::-1]
         self._num_free += len(pages)
 
-    def _checked(self, pages: Pages) -> Pages:
-        self._states_of(pages)
-        return pages
-
     def _states_of(self, pages: Pages) -> npt.NDArray[np.int8]:
-        """Return the state of each page, after looking whether these are pages of this pool, none of them twice."""
+        """Return the state of each page, all of which must be pages of this pool, none of them twice."""
         try:
             states = self._state.take(pages.astype(np.uint32))  # numbers below 0 are beyond the end, too
         except IndexError:
-            self._refuse_strangers(pages)
+            states = self._state[:1]
         if _NO_STATE in states.tobytes():
-            self._refuse_strangers(pages)
-        if len(pages) > 1 and self._lists_any_twice(pages):
-            raise InvalidTransition(f"pages listed twice: {_shown(pages[self._seat[pages] != np.arange(len(pages))])}")
+            raise InvalidTransition(f"not pages of this pool: {_shown(pages[~self._in_range(pages)])}")
+        if len(pages) > _FEW or len({*pages.tolist()}) < len(pages):
+            # Each page seats its place in the list; of a page listed twice only one place stays seated.
+            self._seat[pages] = places = np.arange(len(pages), dtype=np.int32)
+            if np.count_nonzero(self._seat[pages] != places):
+                raise InvalidTransition(f"pages listed twice: {_shown(pages[self._seat[pages] != places])}")
         return states
-
-    def _lists_any_twice(self, pages: Pages) -> bool:
-        """Each page seats its place in the list: of one that is listed twice, only one place stays seated."""
-        num_pages = len(pages)
-        if num_pages <= _FEW and len(set(pages.tolist())) == num_pages:
-            return False
-        places = np.arange(num_pages, dtype=np.int32)
-        self._seat[pages] = places
-        return bool((self._seat[pages] != places).any())
-
-    def _refuse_strangers(self, pages: Pages) -> NoReturn:
-        raise InvalidTransition(f"not pages of this pool: {_shown(pages[~self._in_range(pages)])}")
 
     def _in_range(self, pages: Pages) -> npt.NDArray[np.bool_]:
         return (pages > NULL_PAGE) & (pages < len(self._state))
@@ -281,11 +262,9 @@ class PagePool:
 
 
 def _tables() -> list[bytes]:
-    """`TRANSITIONS` as a row of each operation: the byte at a state's place is the state after it."""
-    rows = [bytearray([_NO_ENTRY]) * 256 for _ in Operation]
-    for (state, operation), after in TRANSITIONS.items():
-        rows[operation][state] = after
-    return [bytes(row) for row in rows]
+    """`TRANSITIONS` as a row of each operation: at the place of a state, the one after it."""
+    rows = [[TRANSITIONS.get((state, operation), _NO_ENTRY) for state in PageState] for operation in Operation]
+    return [bytes(row).ljust(256, bytes([_NO_ENTRY])) for row in rows]
 
 
 def _joined(claims: Iterable[Pages]) -> Pages:
