@@ -16,6 +16,7 @@ from diptych.common.logging import LogFormat, LogLevel
 from diptych.common.members.roles import Role
 from diptych.common.net.served import LoadFormat, check_max_model_len
 from diptych.engine.options.device_kind import DeviceKind
+from diptych.engine.options.logit_processors import parse_processors
 from diptych.engine.options.node_place import NodePlace
 from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.options.sim_timing import read_timing
@@ -139,6 +140,9 @@ class EngineOptions:
         " no token differs",
         group="scheduling",
     )
+    logit_processors: tuple[str, ...] = option(
+        (), help="code of yours that requests may name to change logits, as name=module:function", group="scheduling"
+    )
     tenant_weights: tuple[str, ...] = option(
         (), help="shares of tenants, as name=weight; a tenant without one has weight 1", group="scheduling"
     )
@@ -192,6 +196,8 @@ class EngineOptions:
         self.scheduling()
         self.loras()
         read_timing(self.sim_timing)
+        if parse_processors(self.logit_processors) and self.device == "sim":
+            raise ConfigError("--device sim computes no logits to change: leave out --logit-processors")
         self._check_draft_model()
         self._check_deterministic()
         self._check_file_cache()

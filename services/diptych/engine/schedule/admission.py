@@ -32,6 +32,8 @@ def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int,
         return Failure(FailureCode.INVALID, f"the prompt has token ids outside the vocabulary of {vocab_size}")
     if request.attention is not None and (problem := limits.watched.refuse(request.attention)) is not None:
         return Failure(FailureCode.INVALID, problem)
+    if (processor := request.params.processor) is not None and processor.name not in limits.processors:
+        return Failure(FailureCode.INVALID, _no_processor(processor.name, limits))
     try:
         request.params.validate_for(vocab_size)
     except InvalidRequest as error:
@@ -40,6 +42,11 @@ def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int,
         words = f"{num_waiting} requests wait already, of at most {limits.scheduling.max_waiting}"
         return Failure(FailureCode.OVERLOADED, words)
     return None
+
+
+def _no_processor(name: str, limits: Limits) -> str:
+    known = ", ".join(sorted(limits.processors)) or "none"
+    return f"custom_logit_processor {name!r} is not one that this worker has (--logit-processors): {known}"
 
 
 def refuse_contents(request: Request, limits: Limits) -> str | None:

@@ -23,6 +23,7 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.tier import Tier
 from diptych.engine.lora.host import AdapterHost
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
+from diptych.engine.options.logit_processors import load_processors
 from diptych.engine.options.pool_size import num_host_slots
 from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.schedule.pace.step_sizes import Chosen
@@ -179,6 +180,7 @@ class SchedulerBase:
             image_row_nbytes=_image_row_nbytes(model, options),
             image_row_dtype=options.dtype,
             watched=watched_layers(model, options.device, options.tp),
+            processors=load_processors(options.logit_processors),
             mixed_step_s=options.mixed_step_s,
         )
 
@@ -229,7 +231,7 @@ class SchedulerBase:
 
     def _tiers(self, num_host_slots: int) -> tuple[Tier, ...]:
         """Return the tiers of the prefix cache, in the order in which evicted pages go down."""
-        host = (HostTier(num_host_slots, self.copier),) if num_host_slots else ()
+        host = (HostTier(num_host_slots, self.copier, time.monotonic),) if num_host_slots else ()
         return host if self.lasting.files is None else (*host, self.lasting.files)
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from diptych.architectures.pooling import Pooling
 from diptych.architectures.vision import VisionInput
+from diptych.engine.values.logit_processor import Processors
 from diptych.engine.values.prompt_cost import SAME_EVERYWHERE, PromptCost
 from diptych.engine.values.watched_layers import NOTHING_WATCHED, WatchedLayers
 
@@ -45,6 +46,7 @@ class Limits:
     image_row_nbytes: int = 0  # that a tower makes of a place, which pages can carry; 0: none, or not on several ranks
     image_row_dtype: str = ""  # of the numbers in them
     watched: WatchedLayers = NOTHING_WATCHED  # whose attention requests may ask for
+    processors: Processors = field(default_factory=dict)  # the operator's changes to logits
     mixed_step_s: float = math.inf  # of a step that computes prompts while requests wait for their next token
 
     @property
