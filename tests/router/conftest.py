@@ -346,7 +346,7 @@ class Cluster:
 
 
 class _Often:
-    """asyncio as uvicorn sees it here: its ticks of 0.1 s, of which the end of a server takes two or three, are short."""
+    """asyncio as uvicorn sees it here: its ticks of 0.1 s, two or three of which an end of it takes, are short."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(asyncio, name)

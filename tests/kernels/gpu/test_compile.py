@@ -25,7 +25,7 @@ Code = dict[str, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Code:
-    """Every kernel: its PTX, and what was said of it. Triton keeps what it compiled by a digest of all it is made of."""
+    """Every kernel: its PTX, and what was said of it. Triton keeps what it compiled, by a digest of its input."""
     cache = request.config.cache
     kept = tmp_path_factory.mktemp("triton") if cache is None else cache.mkdir("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
