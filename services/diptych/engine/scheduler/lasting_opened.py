@@ -23,15 +23,16 @@ from diptych.engine.tensor_parallel.parts.ranked_files import RankFiles
 from diptych.engine.tensor_parallel.parts.ranked_objects import RankObjects
 from diptych.engine.tensor_parallel.tp_model_worker import RankMedium, TpModelWorker
 from diptych.engine.tiers.file_tier import FileTier
-from diptych.engine.tiers.object_room import Room
-from diptych.engine.tiers.object_store import open_store
 from diptych.engine.tiers.page_files import PageFiles
 from diptych.engine.tiers.page_format import PageFormat, rank_terms, terms_digest
 from diptych.engine.tiers.page_objects import Objects, PageObjects
 from diptych.engine.tiers.runs import run_pages
 from diptych.engine.tiers.segments import SegmentFormat
 from diptych.engine.tiers.shared_tier import SharedTier
-from diptych.engine.tiers.valkey_store import open_valkey
+from diptych.engine.tiers.stores.directory_store import open_directory
+from diptych.engine.tiers.stores.object_room import Room
+from diptych.engine.tiers.stores.object_store import open_bucket
+from diptych.engine.tiers.stores.valkey_store import open_valkey
 from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.kvtransfer.layout import PoolLayout
 
@@ -115,10 +116,11 @@ def _shared(source: ModelSource, layout: PoolLayout, hardware: PoolInHostMemory,
 def _objects(hardware: PoolInHostMemory, layout: PoolLayout, objects: Objects) -> PageObjects:
     """Return the objects of one rank. Raises `ConfigError`."""
     options, pool = hardware.options, _pages(hardware, layout)
-    if is_valkey(options.shared_cache):
-        return PageObjects(open_valkey(options.shared_cache), objects, pool, None)
-    store, is_directory = open_store(options.shared_cache), directory_of(options.shared_cache) is not None
-    return PageObjects(store, objects, pool, Room(store, options.shared_cache_mib * MIB) if is_directory else None)
+    url = options.shared_cache
+    if (folder := directory_of(url)) is not None:
+        directory = open_directory(url, folder)
+        return PageObjects(directory, objects, pool, Room(directory, options.shared_cache_mib * MIB))
+    return PageObjects(open_valkey(url) if is_valkey(url) else open_bucket(url), objects, pool)
 
 
 def _beside(source: ModelSource, layout: PoolLayout, options: EngineOptions) -> Beside:
