@@ -12,7 +12,7 @@ from itertools import accumulate
 import numpy as np
 from null_runner import NullRunner, entries, next_token
 
-from diptych.common.arrays import I64, U64
+from diptych.common.arrays import I32, I64, U64
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult, WaitForResult
 
 NO_ENTRIES = np.zeros(0, np.uint64)
@@ -41,8 +41,7 @@ class RecurrentRunner:
         assert moves is not None
         self._states[moves.cleared] = 0
         if len(moves.read_slots):
-            found = self._kv[moves.read_pages].reshape(len(moves.read_slots), -1)
-            self._states[moves.read_slots] = found[:, : self._states.shape[1]]
+            self._states[moves.read_slots] = self._found(moves.read_pages)
         tokens = self._stateless.logits(batch)
         spans = np.split(entries(batch.input_ids, batch.positions), np.cumsum(batch.extend_lens)[:-1])
         if moves.late_lens is not None:
@@ -57,15 +56,22 @@ class RecurrentRunner:
             else:
                 self._states[slot] = states[-1]
         if len(moves.written_slots):
-            shape = (*moves.written_pages.shape, *self._kv.shape[1:])
-            written = np.zeros((len(moves.written_slots), math.prod(shape[1:])), self._states.dtype)
-            written[:, : self._states.shape[1]] = self._states[moves.written_slots]
-            self._kv[moves.written_pages] = written.reshape(shape)
+            self._keep(moves.written_pages, moves.written_slots)
         return [(token + mixed(state)) % self._vocab_size for token, state in zip(tokens, seen, strict=True)]
 
     def _behind(self, slot: int, span: U64) -> list[U64]:
         """Return a slot's state, and what it would be behind each token of `span`."""
         return list(accumulate(span, folded, initial=self._states[slot].copy()))
+
+    def _found(self, pages: I32) -> U64:
+        """Return what pages hold, `[num_read, num_cells]`."""
+        return self._kv[pages].reshape(len(pages), -1)[:, : self._states.shape[1]]
+
+    def _keep(self, pages: I32, slots: I64) -> None:
+        shape = (*pages.shape, *self._kv.shape[1:])
+        states = np.zeros((len(slots), math.prod(shape[1:])), self._states.dtype)
+        states[:, : self._states.shape[1]] = self._states[slots]
+        self._kv[pages] = states.reshape(shape)
 
 
 def new_states(num_slots: int, num_cells: int) -> U64:

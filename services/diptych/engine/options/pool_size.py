@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from diptych.architectures.config import ModelConfig
-from diptych.architectures.recurrent import Recurrent
-from diptych.checkpoints.shard import Shard, check_divides
+from diptych.architectures.fair_shares import check_divides
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
-from diptych.engine.options.config import EngineOptions
-from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.schedule.pace.step_sizes import REQUEST_TOKENS, usual
-from diptych.engine.values.kv_regions import given_nbytes, kv_layout, pages_per_state, state_nbytes, window_pages
+from diptych.engine.values.kv_regions import (
+    given_nbytes,
+    kv_layout,
+    pages_per_state,
+    state_nbytes,
+    window_pages,
+    with_states,
+)
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
+
+if TYPE_CHECKING:
+    from diptych.architectures.config import ModelConfig
+    from diptych.architectures.recurrent import Recurrent
+    from diptych.engine.options.config import EngineOptions
+    from diptych.engine.options.device_kind import DeviceKind
 
 MIN_PAGES: Final = 2
 MIB: Final = 2**20
@@ -28,7 +37,7 @@ def pool_layout(model: ModelConfig, options: EngineOptions, share: HeadShare | N
 
     Raises `ConfigError` for one in which no request of `max_model_len` would ever fit.
     """
-    one = whole_layout(model, options.page_size, options.kv_dtype, share)
+    one = with_states(whole_layout(model, options.page_size, options.kv_dtype, share), model, options.dtype)
     layout = replace(one, num_pages=options.kv_cache_mib * MIB // one.page_nbytes)
     _check_holds(model, layout, options, 1)
     layout.validate()
@@ -74,6 +83,8 @@ def check_pool(model: ModelConfig, options: EngineOptions, role: Role, device: D
     check_divides(model, options.tp)
     options = options.on(device)
     if options.kv_cache_mib:
+        from diptych.checkpoints.shard import Shard
+
         part = Shard(0, options.tp).config(model)
         _check_holds(part, pool_layout(part, options), options, 2 if role is Role.UNIFIED else 1)
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from diptych.architectures.vision import CHANNELS, VisionInput
 from diptych.common.errors import InvalidRequest
-from diptych.engine.values.limits import Limits
-from diptych.engine.values.request import Request
 from diptych.generation.output import Failure, FailureCode
-from diptych.generation.segments import ContentSegment
+from diptych.generation.segments import CHANNELS
+
+if TYPE_CHECKING:
+    from diptych.architectures.vision import VisionInput
+    from diptych.engine.values.limits import Limits
+    from diptych.engine.values.request import Request
+    from diptych.generation.segments import ContentSegment
 
 
 def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int, num_waiting: int) -> Failure | None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from diptych.architectures.pooling import Pooling
-from diptych.architectures.vision import VisionInput
 from diptych.engine.values.logit_processor import Processors
 from diptych.engine.values.prompt_cost import SAME_EVERYWHERE, PromptCost
 from diptych.engine.values.watched_layers import NOTHING_WATCHED, WatchedLayers
+
+if TYPE_CHECKING:
+    from diptych.architectures.pooling import Pooling
+    from diptych.architectures.vision import VisionInput
 
 PROMPT_ROWS: Final = 1  # of the cache, beside those of requests that run: a prompt for another worker finds it free
 MAX_ROW_DRAFTS: Final = 15  # of a request in a step: 16 rows of it

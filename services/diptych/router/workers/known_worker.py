@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.members.terms import Feature, terms_of
-from diptych.kvtransfer.layout import DTYPE_NBYTES
+from diptych.kvtransfer.dtypes import DTYPE_NBYTES
 from diptych.router.workers.worker_view import TierPrice, WorkerLoad, WorkerView
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import Instance
