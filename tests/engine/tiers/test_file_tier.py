@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import killed_writers
+import numpy as np
 import pytest
 from tier_scenes import MIB, PAGE, PAGE_NBYTES, RECORD, SOON_S, Life, page_ids
 
@@ -554,3 +556,20 @@ def test_writers_that_are_killed_leave_what_they_had_written_and_nothing_wrong(t
     num_told, num_found, num_wrong = map(int, done.stdout.split())
     assert num_found >= num_told > 0
     assert num_wrong == 0
+
+
+def test_many_pages_of_16_kib_that_are_in_memory_are_all_right(tmp_path: Path) -> None:
+    num_pages, nbytes = 120, 2**14
+    pool = np.random.default_rng(0).integers(0, 256, (2 * num_pages, nbytes), np.uint8)
+    files = page_files.PageFiles(tmp_path, segments.SegmentFormat(b"terms of 16 byte", nbytes), 8 * MIB, pool, pool)
+    ids = [PageId(0, number + 1, number, bytes([number] * 16)) for number in range(num_pages)]
+    assert all(files.keep(np.arange(num_pages, dtype=np.int32), ids))
+    files.finish_writes()
+    for path in files.log.folder.glob("*.segment"):
+        path.read_bytes()
+    files.load(1, ids, np.arange(num_pages, 2 * num_pages, dtype=np.int32))
+    select.select(files.descriptors(), [], [], SOON_S)
+    (ended,) = files.restored()
+    assert (ended.error, files.counts.read.num_corrupt) == (None, 0)
+    assert np.array_equal(pool[:num_pages], pool[num_pages:])
+    files.close()

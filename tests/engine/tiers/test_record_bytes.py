@@ -59,6 +59,29 @@ def test_records_are_those_of_the_format_and_land_where_they_were_however_they_c
     os.close(descriptor)
 
 
+@pytest.mark.parametrize("nbytes", [4096, 8192, 16256, 16384, 17350])
+def test_the_system_may_give_what_follows_from_any_byte_on(nbytes: int, tmp_path: Path) -> None:
+    record, num_pages = PageFormat(b"terms of 16 byte", nbytes), 2 * READ_RECORDS + 3
+    rows = np.random.default_rng(nbytes).integers(0, 256, (num_pages, nbytes), np.uint8)
+    ids = [PageId(0, number + 1, number, bytes([number] * 16)) for number in range(num_pages)]
+    places = [*range(num_pages)]
+    data = bytearray(num_pages * record.record_nbytes)
+    Gatherer(record, rows).gather(memoryview(data), ids, places)
+    (tmp_path / "file").write_bytes(data)
+    descriptor, pool = os.open(tmp_path / "file", os.O_RDONLY), np.zeros_like(rows)
+    landing = Landing(record, pool)
+    for split in (0, 1, HEADER_NBYTES, HEADER_NBYTES + 1, nbytes // 2, record.record_nbytes - 1):
+        for start in range(split, (READ_RECORDS + 2) * record.record_nbytes, 5 * record.record_nbytes):
+            landing.begin(ids, places)
+            if start:
+                landing.take(data[:start])
+            landing.read_cached(descriptor, 0)
+            landing.take(data[landing.num_taken :] or b"\0")
+            assert landing.unsound() == [], (split, start)
+    os.close(descriptor)
+    assert np.array_equal(pool, rows)
+
+
 @pytest.mark.parametrize("at", [0, 9, 16, 40, 50, 60, 64, 79, 100, 121, 127, HEADER_NBYTES, HEADER_NBYTES + 511])
 def test_any_bit_that_differs_is_seen_and_of_that_page_alone(at: int) -> None:
     record, pool, ids, places, expected = scene(512)

@@ -80,11 +80,13 @@ void record_bytes_land(landing *run, const uint8_t *data, int64_t nbytes) {
     }
 }
 
-// List where the bytes go that come next, of so many records that each header has a place.
+// List where the bytes go that come next, of so many records that each header has a place: also that of the record that
+// has begun to come.
 static int next_parts(landing *run, struct iovec *parts) {
-    int64_t at = run->taken, end = record_nbytes(run) * run->num_records, step;
+    int64_t at = run->taken, size = record_nbytes(run), step, records_end = at / size + READ_RECORDS;
+    int64_t end = size * (records_end < run->num_records ? records_end : run->num_records);
     int count = 0;
-    for (int64_t nbytes = 0; at < end && nbytes < READ_NBYTES && count < 2 * READ_RECORDS; nbytes += step, at += step) {
+    for (int64_t nbytes = 0; at < end && nbytes < READ_NBYTES; nbytes += step, at += step) {
         parts[count].iov_base = place_of(run, at, &step);
         if (step > READ_NBYTES - nbytes)
             step = READ_NBYTES - nbytes;
