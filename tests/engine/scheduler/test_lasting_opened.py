@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from diptych.engine.scheduler import lasting_opened as lasting
 from diptych.engine.scheduler.lasting_opened import open_lasting_tiers
 from diptych.engine.scheduler.terms import file_terms, store_terms
 from diptych.engine.tensor_parallel.group import SingleRank
+from diptych.engine.tiers.page_format import terms_digest
 from diptych.kvtransfer.layout import PoolLayout
 
 LAYOUT = PoolLayout.kv(8, 2, 8, 2, 16, "float32")
@@ -59,3 +61,11 @@ def test_copies_of_weights_share_a_store_and_edited_ones_do_not(tiny_folder: Pat
     os.utime(weights, (1, 1))
     assert open_model(str(copy)).weights_id == open_model(str(tiny_folder)).weights_id
     assert terms(copy, store_terms) != terms(tiny_folder, store_terms)
+
+
+def test_pages_without_states_are_those_of_the_version_that_knew_no_units_of_states(tiny_folder: Path) -> None:
+    source: Any = SimpleNamespace(config=open_model(str(tiny_folder)).config, weights_id="weights", weight_files=[])
+    found = terms_digest(file_terms(source, LAYOUT, STORE, "CPU"))
+    assert found.hex() == "7b9f633a4f7fd8b7a855e218c74d8a45", "what lies in files and stores is begun anew: say so"
+    with_states = replace(LAYOUT, state_nbytes=256)
+    assert terms_digest(file_terms(source, with_states, STORE, "CPU")) != found

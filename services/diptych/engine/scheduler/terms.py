@@ -81,7 +81,7 @@ def file_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, d
         "weights": source.weights_id,
         "weight_files": [stamps(each.weight_files) for each in _sources(source, engine)],
         "model": asdict(_nameless(model)),
-        "layout": asdict(layout) | {"num_pages": 0},
+        "layout": _layout_terms(layout),
         "groups": model.page_groups,
         "states": pages_per_state(model, engine.tp, engine.dtype, layout),
         "dtype": engine.dtype,
@@ -99,6 +99,14 @@ def store_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, 
     """
     weights = {"weight_files": [contents(each.weight_files) for each in _sources(source, engine)]}
     return file_terms(source, layout, engine, device_name) | weights
+
+
+def _layout_terms(layout: PoolLayout) -> dict[str, Any]:
+    """Return how pages look. What is none of them is left out, so that pages without it keep the terms of before."""
+    terms = asdict(layout) | {"num_pages": 0}
+    if not layout.state_nbytes:
+        del terms["state_nbytes"]
+    return terms
 
 
 def _sources(source: ModelSource, engine: EngineOptions) -> list[ModelSource]:
