@@ -63,6 +63,39 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(
     assert len([*store.entries()]) == 1
 
 
+def test_writers_of_one_name_and_process_number_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in two pods of a host, or in a process and the one that takes its place."""
+    first, second = DirectoryStore("file:", tmp_path), DirectoryStore("file:", tmp_path)
+    replace = os.replace
+
+    def meanwhile(source: Any, target: Any) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        second.write("a/b", memoryview(b"4567"))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", meanwhile)
+    first.write("a/b", memoryview(b"0123"))
+    assert bytes(first.read("a/b", 0, 10)) == b"0123", "it was renamed last"
+    assert [entry.name for entry in first.entries()] == ["a/b"]
+
+
+def test_a_file_that_another_writes_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda nbytes: "same")
+    first, second = DirectoryStore("file:", tmp_path), DirectoryStore("file:", tmp_path)
+    replace = os.replace
+
+    def meanwhile(source: Any, target: Any) -> None:
+        with pytest.raises(FileExistsError):
+            second.write("a/b", memoryview(b"4567"))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", meanwhile)
+    first.write("a/b", memoryview(b"0123"))
+    assert bytes(first.read("a/b", 0, 10)) == b"0123"
+
+
 @pytest.mark.parametrize("is_in_memory", [True, False])
 @pytest.mark.parametrize("harm", ["nothing", "a bit", "its end", "the file"])
 def test_what_is_read_from_it_is_right_or_not_found(

@@ -7,8 +7,8 @@ was there before. Who is killed before that leaves a file that is listed too, an
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
+import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -28,7 +28,6 @@ class DirectoryStore:
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
         self._folder = folder
-        self._numbers = itertools.count()  # of files that are being written
 
     def size(self, name: str) -> int | None:
         with contextlib.suppress(FileNotFoundError):
@@ -44,10 +43,11 @@ class DirectoryStore:
 
     def write(self, name: str, data: memoryview) -> None:
         path = self._folder / name
-        beside = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}.{next(self._numbers)}")
+        beside = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}.{secrets.token_hex(4)}")
         path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(beside, "xb", buffering=0)  # noqa: SIM115  what another writes there is not ours to delete
         try:
-            with open(beside, "xb", buffering=0) as file:
+            with file:
                 while data:
                     data = data[file.write(data) :]
             os.replace(beside, path)
