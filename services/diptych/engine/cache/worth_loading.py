@@ -49,7 +49,8 @@ def _price(tier: Tier, *, is_computed: bool) -> TierPrice:
     base_s, many_s = tier.restore_s(0), tier.restore_s(MANY)
     if not math.isfinite(many_s) or (not is_computed and tier.load_s(MANY) > 0):
         return TierPrice(tier.name, math.inf)
-    return TierPrice(tier.name, _rounded(base_s), _rounded((many_s - base_s) / MANY))
+    pages_s = max(0.0, many_s - base_s)  # readers may have finished something between the two looks
+    return TierPrice(tier.name, _rounded(base_s), _rounded(pages_s / MANY))
 
 
 def _rounded(seconds: float) -> float:

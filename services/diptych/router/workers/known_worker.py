@@ -7,6 +7,7 @@ What workers tell of themselves becomes values when it comes, not whenever a req
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
@@ -89,8 +90,15 @@ def counted_load(
         context_token_s=load.context_token_s,
         prompt_token_s=load.prompt_token_s,
         left_tokens=load.waiting_tokens,
-        tiers=tuple([TierPrice(each.name, each.base_s, each.page_s / max(1, page_size)) for each in load.tiers]),
+        tiers=tuple([_price(each, page_size) for each in load.tiers]),
     )
+
+
+def _price(told: Price, page_size: int) -> TierPrice:
+    """Return the price of a tier. From one whose price is no time nothing is loaded: a worker may say anything."""
+    if not (told.base_s >= 0.0 and 0.0 <= told.page_s < math.inf):  # NaN is neither
+        return TierPrice(told.name, math.inf)
+    return TierPrice(told.name, told.base_s, told.page_s / max(1, page_size))
 
 
 def token_bytes(layout: bootstrap_pb2.KvLayout) -> int:
