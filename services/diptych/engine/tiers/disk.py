@@ -24,6 +24,15 @@ class Disk:
         """Return a descriptor by way of the page cache. Raises `OSError`."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
+    def forget(self, path: Path, nbytes: int) -> None:
+        """Have the system keep the first bytes of a file in memory no more. Raises `OSError`."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(descriptor)  # what is not written yet can't be dropped
+            os.posix_fadvise(descriptor, 0, nbytes, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
     def write(self, descriptor: int, data: memoryview, offset: int) -> None:
         """Write everything. Raises `OSError`; then some of it may be there."""
         while data:

@@ -27,7 +27,7 @@ from diptych.engine.tiers.page_writer import PageWriter
 from diptych.engine.tiers.records import Run
 from diptych.engine.tiers.runs import RunIndex, object_name
 from diptych.engine.tiers.stores.object_room import Room
-from diptych.engine.tiers.stores.object_store import ObjectStore
+from diptych.engine.tiers.stores.object_store import PROBE_NBYTES, ObjectStore
 from diptych.engine.values.events import PagesRestored
 from diptych.kvtransfer.ownership import Pages
 
@@ -40,7 +40,6 @@ MOST_NAMES: Final = 2**17  # of runs that were given or found
 KNOWN_S: Final = 600.0  # that these are not given again: then they may have been deleted
 BELIEVED_S: Final = 60.0  # that what was there is there
 PROBE: Final = "probe"  # an object that is read to measure the store
-PROBE_NBYTES: Final = 2**20
 NUM_SIZES: Final = 3  # that it is asked for its size: the soonest answer counts
 
 
@@ -346,7 +345,7 @@ class ObjectReader:
         """`learn` is told how many seconds an answer took."""
         self._store = store
         self._learn = learn
-        parts = store.new_parts()
+        self._parts = parts = store.new_parts()
         self.prepare, self.read_cached, self.read, self.rest = parts.prepare, parts.read_cached, parts.read, parts.rest
 
     def measure(self, where: str) -> tuple[int, float]:
@@ -359,9 +358,7 @@ class ObjectReader:
         self._learn(min(times))
         if size != PROBE_NBYTES:
             self._store.write(where, memoryview(bytes(PROBE_NBYTES)))
-        began_s = time.monotonic()
-        num_read = memoryview(self._store.read(where, 0, PROBE_NBYTES)).nbytes
-        return num_read, time.monotonic() - began_s
+        return self._parts.measure(where)
 
 
 class _Putting:

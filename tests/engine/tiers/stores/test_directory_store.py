@@ -11,6 +11,8 @@ import pytest
 from tier_scenes import PAGE, RUN, SharedLife
 
 from diptych.common.errors import ConfigError
+from diptych.engine.tiers.disk import Disk
+from diptych.engine.tiers.page_objects import ObjectReader
 from diptych.engine.tiers.record_bytes import Landing
 from diptych.engine.tiers.stores import directory_store
 from diptych.engine.tiers.stores.directory_store import DirectoryStore, open_directory
@@ -94,6 +96,32 @@ def test_a_file_that_another_writes_is_left_alone(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "replace", meanwhile)
     first.write("a/b", memoryview(b"0123"))
     assert bytes(first.read("a/b", 0, 10)) == b"0123"
+
+
+def test_it_is_measured_by_what_the_system_has_written_and_does_not_keep_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def noted(name: str, call: Any, advice: int | None = None) -> Any:
+        def answer(*args: Any) -> Any:
+            if advice in (None, args[-1]):
+                calls.append(name)
+            return call(*args)
+
+        return answer
+
+    monkeypatch.setattr(os, "fdatasync", noted("written", os.fdatasync))
+    monkeypatch.setattr(os, "posix_fadvise", noted("dropped", os.posix_fadvise, os.POSIX_FADV_DONTNEED))
+    monkeypatch.setattr(Disk, "open_to_read", noted("opened", Disk.open_to_read))
+    monkeypatch.setattr(os, "preadv", noted("read", os.preadv))
+    reader = ObjectReader(DirectoryStore("file:", tmp_path), lambda seconds: None)
+    for _ in range(2):
+        calls.clear()
+        num_read, took_s = reader.measure("probe")
+        assert (num_read, calls) == (2**20, ["written", "dropped", "opened", "read"])
+        assert took_s > 0
+        reader.rest()
 
 
 @pytest.mark.parametrize("is_in_memory", [True, False])

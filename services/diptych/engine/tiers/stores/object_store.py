@@ -6,17 +6,19 @@ All of it may wait for as long as the library lets it, and raises `OSError`: `Fi
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from diptych.common.net.object_stores import as_os_errors, library, open_objects, over_network
 from diptych.engine.tiers.page_format import Buffer
 from diptych.engine.tiers.record_bytes import Landing
-from diptych.engine.tiers.records import Run
+from diptych.engine.tiers.records import RecordReader, Run
 
 NUM_DELETED: Final = 1000  # objects that a store deletes at once, at most
 CONNECT_S: Final = 1  # after these, a call to a store over the network has failed
 CALL_S: Final = 5
+PROBE_NBYTES: Final = 2**20  # of an object that is read to measure a store
 
 
 class Entry(NamedTuple):
@@ -25,18 +27,6 @@ class Entry(NamedTuple):
     name: str
     nbytes: int
     written_s: float  # by the store's clock
-
-
-class ObjectParts(Protocol):
-    """Reads parts of objects for one thread, as `RecordReader` does. What is gone raises `FileNotFoundError`."""
-
-    def prepare(self, run: Run) -> None: ...
-
-    def read_cached(self, run: Run, landing: Landing) -> None: ...
-
-    def read(self, run: Run, start: int, nbytes: int) -> Buffer: ...
-
-    def rest(self) -> None: ...
 
 
 class ObjectStore(Protocol):
@@ -55,8 +45,8 @@ class ObjectStore(Protocol):
         """Return so many bytes of an object, or fewer at its end."""
         ...
 
-    def new_parts(self) -> ObjectParts:
-        """Return a reader of large parts for one thread."""
+    def new_parts(self) -> RecordReader:
+        """Return a reader of large parts for one thread. What is measured is an object of `PROBE_NBYTES`."""
         ...
 
     def write(self, name: str, data: memoryview) -> None:
@@ -75,7 +65,7 @@ class ListedStore(ObjectStore, Protocol):
 
 
 class PartsByRequest:
-    """Implements `ObjectParts` where each read is a request, and nobody knows what is in memory."""
+    """Implements `RecordReader` where each read is a request, and nobody knows what is in memory."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -88,6 +78,11 @@ class PartsByRequest:
 
     def read(self, run: Run, start: int, nbytes: int) -> Buffer:
         return self._store.read(run.where, run.offset + start, nbytes)
+
+    def measure(self, where: str) -> tuple[int, float]:
+        began_s = time.monotonic()
+        num_read = memoryview(self._store.read(where, 0, PROBE_NBYTES)).nbytes
+        return num_read, time.monotonic() - began_s
 
     def rest(self) -> None:
         pass
