@@ -6,6 +6,9 @@ that both ranks have. Parts land one after the other in the target's region itse
 unpacks it in place once it was verified. Regions with equal pages and heads move as they are, and neighbours among them
 as one run.
 
+Where ranks have some of the layers each, as the stages of a pipeline do, a plan is about the layers that both pools
+have: they are neighbours in both, and so one run of bytes, or one run of parts, as a region of their own would be.
+
 Pages that hold bytes and no tokens, as those of a state do, become pages of another size byte by byte.
 
 Ranks that outnumber the heads of a region hold copies of them. Each copy at the target has its own senders among the
@@ -54,6 +57,12 @@ class Shard:
         """Return one for each region."""
         pairs = zip(layout.regions, layout.offsets, strict=True)
         return tuple(Shard(layout, region, offset) for region, offset in pairs)
+
+    def of_layers(self, layers: tuple[int, ...]) -> Shard:
+        """Return the same of some layers of the region, which follow each other there."""
+        first = self.region.layers.index(layers[0])
+        offset = self.offset + first * self.region.layer_nbytes(self.page_size)
+        return replace(self, region=replace(self.region, layers=layers), offset=offset)
 
     @property
     def page_size(self) -> int:
@@ -221,33 +230,34 @@ class Conversion:
 def plan(src: PoolLayout, dst: PoolLayout) -> Copies | None:
     """Return how the rank of `src` writes to that of `dst`; None: it sends it nothing. Raises `LayoutMismatch`."""
     check(src, dst)
-    pairs = zip(Shard.all_of(src), Shard.all_of(dst), strict=True)
-    copies = tuple(copy for one, other in pairs if (copy := _copy(one, other)))
+    copies = tuple(copy for one, other in _common(src, dst) if (copy := _copy(one, other)))
     for copy in copies:
         _check_row(copy)
     return Copies(copies, dst.num_layers, _whole(src, dst)) if copies else None
 
 
 def parts_of(src: PoolLayout, dst: PoolLayout) -> tuple[Parts, ...]:
-    """Return the parts that land in each region of a page of `dst`. `src` may be that of any of the source's ranks."""
-    return tuple(_parts(*pair) for pair in zip(Shard.all_of(src), Shard.all_of(dst), strict=True))
+    """Return the parts that land in each region of a page of `dst`, in layers that `src` has, too.
+
+    `src` may be that of any of the source's ranks with these layers.
+    """
+    return tuple(_parts(*pair) for pair in _common(src, dst))
 
 
 def linked_ranks(one: PoolLayout, others: Sequence[PoolLayout]) -> tuple[int, ...]:
     """Return the ranks of the other side to which the rank of `one` writes, or which write to it."""
-    return tuple(other.rank for other in others if plan(one, other) or plan(other, one))
+    return tuple(rank for rank, other in enumerate(others) if plan(one, other) or plan(other, one))
 
 
 def check(src: PoolLayout, dst: PoolLayout) -> None:
     """Raise `LayoutMismatch` unless pages of the one can become pages of the other."""
-    shards = Shard.all_of(src), Shard.all_of(dst)
-    for shard in (*shards[0], *shards[1]):
+    for shard in (*Shard.all_of(src), *Shard.all_of(dst)):
         shard.validate()
     if _model(src) != _model(dst):
         raise LayoutMismatch(
             f"KV of another model: [layers, planes, KV heads, head size] {_words(src)} and {_words(dst)}"
         )
-    for one, other in zip(*shards, strict=True):
+    for one, other in _common(src, dst):
         if not one.equals(other):
             _check_words(one)
             _check_words(other)
@@ -317,7 +327,7 @@ def _whole(src: PoolLayout, dst: PoolLayout) -> Copy | None:
 
     A row is a power of two, so it is whole lines, and whole steps of a device's kernels, wherever the pages are.
     """
-    if (src.rank, src.num_ranks) != (dst.rank, dst.num_ranks):
+    if (src.rank, src.num_ranks) != (dst.rank, dst.num_ranks) or any(each.total_layers for each in src.regions):
         return None
     if src.page_nbytes == dst.page_nbytes:
         return Copy(None, (0,), 0, 0, dst.page_nbytes)
@@ -336,6 +346,14 @@ def _whole(src: PoolLayout, dst: PoolLayout) -> Copy | None:
         num_planes=1,
     )
     return Copy(pack, (0,), 0, 0, dst.page_nbytes)
+
+
+def _common(src: PoolLayout, dst: PoolLayout) -> Iterator[tuple[Shard, Shard]]:
+    """Yield each region of both, as far as both have its layers."""
+    for one, other in zip(Shard.all_of(src), Shard.all_of(dst), strict=True):
+        theirs = frozenset(other.region.layers)
+        if layers := tuple(layer for layer in one.region.layers if layer in theirs):
+            yield one.of_layers(layers), other.of_layers(layers)
 
 
 def _pack(src: Shard, dst: Shard, first_head: int, end_head: int) -> PagePack:
@@ -393,9 +411,12 @@ def _senders(num_src: int, num_dst: int, copy: int) -> list[int]:
 
 def _model(layout: PoolLayout) -> tuple[Region, ...]:
     """The regions as every pool of a model has them."""
-    return tuple(replace(region, num_heads=region.total_heads, dtype="") for region in layout.regions)
+    return tuple(
+        replace(region, num_heads=region.total_heads, dtype="", layers=region.model_layers, total_layers=())
+        for region in layout.regions
+    )
 
 
 def _words(layout: PoolLayout) -> str:
-    shapes = [[len(r.layers), r.num_planes, r.total_heads, r.head_dim] for r in layout.regions]
+    shapes = [[len(r.model_layers), r.num_planes, r.total_heads, r.head_dim] for r in layout.regions]
     return ", ".join(map(str, shapes))
