@@ -7,13 +7,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from thread_ranks import on_stages
 from torch import Tensor
 
-from diptych.checkpoints.source import open_model
+from diptych.architectures.config import ModelConfig
+from diptych.architectures.stages import check_stages
+from diptych.checkpoints.source import keeping_all, open_model
+from diptych.common.errors import ConfigError
 from diptych.engine.tensor_parallel.sum_rule import SumRule
-from diptych.engine.values.batch import ForwardMode
+from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
 NewDriver = Callable[..., Any]
 OF_FOUR_RANKS = (  # heads: plain, biased, fused, gated, with sinks, of two kinds, none; experts of each form
@@ -100,6 +105,41 @@ def assert_ranks_compute_what_one_does(
         plain, plain_calls = on_ranks(size, compute)
         assert torch.equal(plain, together)
         assert its_calls["all_reduce"] + its_calls["fused"] == plain_calls["all_reduce"]
+
+
+REFUSED_STAGES = ("keep a state", "images", "chosen", "borrow", "embedding of its own")
+
+
+def test_stages_of_a_pipeline_compute_the_bits_of_one_process_or_the_family_is_refused_in_words(
+    new_driver: NewDriver, family_model: Any
+) -> None:
+    source = keeping_all(open_model(str(family_model.folder)))
+    num_stages = min(3, source.config.num_layers)
+    if is_refused(source.config, num_stages):
+        return
+
+    def compute(communicator: Any) -> Tensor:
+        driver = new_driver(source, communicator=communicator)
+        prompts = dict(enumerate(family_model.prompts))
+        driver.runner.logits(without_samples(driver.batch(ForwardMode.EXTEND, {i: [2, 3] for i in prompts})))
+        return torch.cat([driver.extend(prompts), driver.decode(dict.fromkeys(prompts, 3))])
+
+    assert torch.equal(on_stages(num_stages, compute), compute(None))
+
+
+def is_refused(config: ModelConfig, num_stages: int) -> bool:
+    refusal = ""
+    try:
+        check_stages(config, num_stages)
+    except ConfigError as error:
+        refusal = str(error)
+    assert not refusal or any(word in refusal for word in REFUSED_STAGES), refusal
+    return bool(refusal)
+
+
+def without_samples(batch: ForwardBatch) -> ForwardBatch:
+    """The step as one of prompts that go on behind it."""
+    return replace(batch, num_sampled=np.zeros_like(batch.num_sampled))
 
 
 def test_a_request_has_the_same_bits_in_any_batch_and_however_its_prompt_is_cut(

@@ -24,6 +24,7 @@ from diptych.engine.models.layers.row_joint import HeadJoint, RowJoint
 from diptych.engine.models.matrices.matrix import Matrix
 from diptych.engine.models.matrices.weights import Weights
 from diptych.engine.models.pieces import Pieces, at_once
+from diptych.engine.models.stages import Stages
 from diptych.engine.models.vision_tower import VisionTower
 from diptych.engine.values.batch import OnLayer
 
@@ -69,30 +70,38 @@ class Ends:
     input_norm: Norm | None
 
 
-class _Released:
-    """Implements `Matrix` where there is none any more."""
+class _Absent:
+    """Implements `Matrix` where there is none any more, or another stage has it."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
 
     def multiply(self, x: Tensor, out: Tensor) -> None:
-        raise AssertionError("the weights were released")
+        raise AssertionError(self._why)
 
     def rows(self, ids: Tensor) -> Tensor:
-        raise AssertionError("the weights were released")
+        raise AssertionError(self._why)
 
 
-_RELEASED: Final = _Released()
+_RELEASED: Final = _Absent("the weights were released")
+_ELSEWHERE: Final = _Absent("another stage has this matrix")
 _NOTHING: Final = Layer(None, None, None, None, None, None, None, None, None)
 
 
 class Decoder:
-    """A loaded model. It keeps no state between steps: the KV pool is the attention backend's."""
+    """A loaded model, or a stage of one. It keeps no state between steps: the KV pool is the attention backend's."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype, stages: Stages | None = None
+    ) -> None:
+        """`stages`: of the pipeline, if the layers of `config` are those of a stage."""
         self._config = config
+        self._stages = stages
         self._ops = ops
         self._dtype = dtype
         adds_rows = config.tower is not None and bool(config.tower.taps)
         # at the end of such layers stands something else, or all of their rows are looked at
-        may_scatter = not (config.layer_scales or adds_rows or config.taps)
+        may_scatter = not (config.layer_scales or adds_rows or config.taps or stages is not None)
         self._communicator = LayerCommunicator(ops, config.rms_norm_eps, config.residual_scale, may_scatter=may_scatter)
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
@@ -175,14 +184,27 @@ class Decoder:
             self._look_back(layers, index, batch, attention, states, own)
             if on_layer is not None:
                 on_layer(index)
+        if not self._config.has_last_layer:
+            return self._hand_on(stream, buffers[-1], len(batch.logits_rows))
         picked, last = buffers[-1].picked(batch.logits_rows), self._communicator.pick(stream, batch.logits_rows)
         logits = self._last(last, picked)
+        if self._stages is not None:
+            self._stages.bring_back(logits)
         if self._head is not None:
             assert rows is not None
             out = last.x[: batch.host.num_samples]
             rows.of_step(len(out)).copy_(out)
         elif rows is not None:
             self._keep(rows, batch, stream, picked, buffers[-1])
+        return logits
+
+    def _hand_on(self, stream: Stream, buffers: Buffers, num_rows: int) -> Tensor:
+        """Finish the last layer of a stage for all tokens, and send them on; return the logits on rank 0."""
+        assert self._stages is not None
+        self._finish(self._layers[-1], stream, buffers)
+        self._stages.send(stream.x)
+        logits = stream.x.new_empty(num_rows, self._config.output_size)
+        self._stages.bring_back(logits)
         return logits
 
     def serve_others(self, device: torch.device) -> None:
@@ -249,7 +271,7 @@ class Decoder:
 
     def _begin(self, layers: Sequence[Layer], batch: StagedBatch, buffers: Buffers, rows: Rows | None) -> Tensor:
         """From tokens to the first attention; return this rank's rows of the residual stream."""
-        x = self._embedded(batch.input_ids)
+        x = self._embedded(batch.input_ids) if self._config.has_first_layer else self._received(batch.input_ids)
         if batch.image_tokens is not None and batch.image_rows is not None:
             x[batch.image_tokens] = batch.image_rows[0]
         if self._joint is not None:
@@ -311,6 +333,13 @@ class Decoder:
         self._finish(self._layers[-1], stream, buffers)
         return self._logits(buffers.normed) if self._config.pooling is None else buffers.normed.clone()
 
+    def _received(self, input_ids: Tensor) -> Tensor:
+        """Wait for what comes of these tokens out of the stage before."""
+        assert self._stages is not None
+        x = torch.empty(len(input_ids), self._config.hidden_size, dtype=self._dtype, device=input_ids.device)
+        self._stages.receive(x)
+        return x
+
     def _embedded(self, input_ids: Tensor) -> Tensor:
         x = self._ends.embed.rows(input_ids)
         return x if self._embedding_scale is None else x.mul_(self._embedding_scale)
@@ -344,8 +373,8 @@ def _serve_others(layer: Layer, nothing: Tensor) -> None:
 
 def _new_ends(config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype) -> Ends:
     return Ends(
-        weights.matrix("embed"),
-        weights.matrix("lm_head"),
+        weights.matrix("embed") if config.has_first_layer else _ELSEWHERE,
+        weights.matrix("lm_head") if config.has_last_layer else _ELSEWHERE,
         PerLayerInputs.build(config, weights, ops, dtype),
         new_norm(config, weights, ops, "0.input_norm") if config.pre_norms else None,
     )

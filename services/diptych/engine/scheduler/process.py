@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import zmq
 
+from diptych.architectures.stages import check_stages
 from diptych.checkpoints.shard import check_divides
 from diptych.checkpoints.source import ModelSource
 from diptych.common import lifecycle
@@ -149,7 +150,7 @@ def _lead(config: SchedulerConfig, channel: zmq.Socket[bytes]) -> Lead:
     def tell(doors: rank_pb2.RankDoors) -> None:
         channel.send(engine_pb2.SchedulerEvents(rank_doors=doors).SerializeToString())
 
-    return NodesLead(config.endpoint, config.place, config.engine.tp, tell)
+    return NodesLead(config.endpoint, config.place, config.engine.num_ranks, tell)
 
 
 def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
@@ -162,12 +163,13 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     worker = TpModelWorker(channels, config.rank)
     source = hardware.open(hardware.options.model)
     check_divides(source.config, hardware.options.tp)
+    check_stages(source.config, hardware.options.pp)
     communicator = hardware.join(joining(config.endpoint, config.place, worker), config.rank)
     if config.sharing is not None:
         hardware.share_experts(config.sharing, config.rank)
     layout = hardware.pool_layout(source, config.rank)
     pool = hardware.allocate(layout, transport)
-    copier = open_host_pages(hardware, layout, config.rank)
+    copier = open_host_pages(hardware, layout, config.rank, source.config)
     if transport is not None:
         worker.answer(rank_pb2.RankAnswer(engine_metadata=transport.metadata()))
     lasting = open_rank_tiers(source, layout, hardware, copier, worker, config.rank)
@@ -409,6 +411,8 @@ def _obstacle(config: SchedulerConfig) -> str | None:
     options = config.engine
     if config.weights_from == "peers":  # who take them from here by the name of what was loaded
         return "a worker that gives its weights to others keeps them: restart it without --weights-from peers"
+    if options.pp > 1:
+        return "stages of a pipeline (--pp) keep their weights: restart the worker"
     if options.dp_attention:
         return "schedulers that share experts (--dp-attention) keep their weights: restart the worker"
     if options.file_cache_dir or options.shared_cache:
