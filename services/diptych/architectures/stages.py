@@ -77,7 +77,7 @@ def _obstacles(config: ModelConfig) -> Iterator[str]:
     if config.encoder is not None or config.pooling is not None:
         yield "it makes vectors, and stages hand on what becomes text"
     if config.draft is not None:
-        yield "draft layers read what comes out of the last one, and are run by all ranks at once: leave out --speculate"
+        yield "draft layers read what comes out of the last one: leave out --speculate"
     if config.indexer is not None or config.sources:
         yield "layers attend to what an earlier one has chosen or kept"
     if config.num_borrowing or config.wide is not None:
