@@ -105,9 +105,13 @@ class ThreadStages:
             logits.copy_(self._lines[-1].get(timeout=60))
 
 
+def new_lines(num_stages: int) -> list[SimpleQueue[Tensor]]:
+    return [SimpleQueue() for _ in range(num_stages)]
+
+
 def on_stages(num_stages: int, work: Callable[[ThreadCommunicator], T]) -> T:
     """Run `work` on every stage, each in a thread; return what the first one returns."""
-    lines: list[SimpleQueue[Tensor]] = [SimpleQueue() for _ in range(num_stages)]
+    lines = new_lines(num_stages)
 
     def run(number: int) -> T:
         communicator = ThreadCommunicator(0, Meeting(1))
