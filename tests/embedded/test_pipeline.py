@@ -13,7 +13,7 @@ from diptych.engine.frontend.scheduler_client import SchedulerDied
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=12, temperature=1.0, top_k=40, seed=7, ignore_eos=True)
-PROMPTS = [[first, 5, 7, *range(7 * first)] for first in range(40)]
+PROMPTS = [[first, 5, 7, *range(7 * first)] for first in range(0, 40, 3)]
 LONG = [7, 9, *range(300)]
 # pools that the prompts do not fit into together: chunks, retraction, eviction and the host tier are used
 ONE = EngineOptions(kv_cache_mib=1, host_cache_mib=1, page_size=8, max_step_tokens=32)
@@ -25,6 +25,7 @@ def tokens(engine: Engine) -> list[tuple[int, ...]]:
     found = [engine.generate_batch(PROMPTS, params) for params in (GREEDY, SEEDED)]
     again = engine.generate(LONG, GREEDY)
     assert again.token_ids == alone
+    assert again.cached_tokens >= len(LONG) - ONE.page_size
     return [alone, *(each.token_ids for answers in found for each in answers)]
 
 
@@ -47,13 +48,6 @@ def test_two_stages_of_two_ranks_give_the_tokens_of_one_process(tiny_experts_fol
 
 def test_stages_with_unlike_numbers_of_layers_have_latents_of_their_own(tiny_latent_experts_folder: Path) -> None:
     assert tokens_of(tiny_latent_experts_folder, replace(ONE, pp=2)) == tokens_of(tiny_latent_experts_folder, ONE)
-
-
-def test_a_prompt_that_was_cached_is_not_computed_again(tiny_folder: Path) -> None:
-    with Engine(str(tiny_folder), replace(ONE, pp=2)) as engine:
-        first, second = (engine.generate(LONG, GREEDY) for _ in range(2))
-    assert second.token_ids == first.token_ids
-    assert second.cached_tokens >= len(LONG) - ONE.page_size
 
 
 @pytest.mark.parametrize("victim", [0, 1])
