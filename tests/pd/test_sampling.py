@@ -40,6 +40,7 @@ from diptych.generation.logprobs import TokenLogprobs, join
 from diptych.generation.output import FailureCode, Output
 from diptych.generation.sampling_params import SamplingParams
 
+NAMED = (7, 3)  # tokens whose log-probabilities are asked for
 EOS_IDS: Final = frozenset({5})
 PROMPTS: Final = [np.random.default_rng(size).integers(0, VOCAB, size).tolist() for size in (1, 9, 40, 70)]
 
@@ -100,6 +101,8 @@ def check_near(found: TokenLogprobs, logits: torch.Tensor, token_ids: Sequence[i
     np.testing.assert_allclose(found.top_logprobs, top.values.flatten().numpy(), atol=1e-3)
     listed = expected.gather(1, torch.tensor(found.top_ids).view(len(token_ids), -1))
     np.testing.assert_allclose(listed.numpy(), top.values.numpy(), atol=1e-3)
+    by_name = expected[:, torch.tensor(found.asked_ids, dtype=torch.int64)]
+    np.testing.assert_allclose(found.asked_logprobs, by_name.flatten().numpy(), atol=1e-3)
 
 
 @pytest.mark.parametrize(("temperature", "start"), [(0.0, 0), (1.5, 0), (0.0, 1), (0.0, 9)])
@@ -108,7 +111,8 @@ def test_log_probabilities_are_those_of_transformers(
 ) -> None:
     """Those of the output and of the prompt are; in the second round the prompts are in the cache."""
     asked: dict[str, Any] = {"prompt_logprobs": 2, "prompt_logprobs_start": start}
-    chosen = params(temperature=temperature, logprobs=3, seed=1, frequency_penalty=0.5, **asked)
+    named = {"logprob_token_ids": NAMED}
+    chosen = params(temperature=temperature, logprobs=3, seed=1, frequency_penalty=0.5, **asked, **named)
     answers = answer([(prompt, chosen) for prompt in PROMPTS], rounds=2)
     for room, prompt in enumerate(PROMPTS):
         outputs = answers[room]
@@ -117,6 +121,7 @@ def test_log_probabilities_are_those_of_transformers(
             logits = reference(torch.tensor([prompt + made])).logits[0]
         assert len(made) == chosen.max_tokens
         check_near(logprobs(outputs), logits[len(prompt) - 1 : -1], made)
+        assert logprobs(outputs).asked_ids == NAMED
         told = [output.prompt_logprobs for output in outputs]
         assert told[1:] == [None] * (len(told) - 1)
         assert told[0] is not None

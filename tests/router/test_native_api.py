@@ -82,6 +82,16 @@ def test_log_probabilities_of_prompt_and_output(cluster: Cluster) -> None:
     assert [len(top) for top in meta["output_top_logprobs"]] == [1]
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_tokens_are_named_whose_log_probabilities_each_output_token_has(cluster: Cluster, is_stream: bool) -> None:
+    cluster.script = "Hi!"
+    body: Any = {"text": "a", "return_logprob": True, "token_ids_logprob": [65, 3]}
+    answer = stream(cluster, **body)[-1] if is_stream else post(cluster, "/generate", **body)
+    named = answer["meta_info"]["output_token_ids_logprobs"]
+    assert [[entry[1:] for entry in each] for each in named] == [[[65, "b"], [3, "$"]]] * len(answer["output_ids"])
+    assert named[0][0][0] == pytest.approx(-0.65)
+
+
 @pytest.mark.parametrize(("start", "scored"), [(1, [65, 66]), (2, [66]), (9, [])])
 def test_log_probabilities_of_a_prompt_may_begin_in_it(cluster: Cluster, start: int, scored: list[int]) -> None:
     fields = {"return_logprob": True, "logprob_start_len": start, "rid": "mine"}
@@ -267,6 +277,12 @@ def test_the_text_of_scored_tokens_may_be_left_out(cluster: Cluster, wanted: boo
         ({"input_ids": [257]}, "prompt"),
         ({"text": "a", "sampling_params": {"regex": "a", "ebnf": 'root ::= "a"'}}, "sampling_params"),
         ({"text": "a", "stream": True, "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
+        ({"text": "a", "token_ids_logprob": [1]}, "token_ids_logprob"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": [257]}, "logprob_token_ids"),
+        (
+            {"text": "a", "return_logprob": True, "token_ids_logprob": [1], "logprob_start_len": 0},
+            "token_ids_logprob",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused(cluster: Cluster, fields: Any, param: str) -> None:

@@ -302,13 +302,17 @@ def simulated_vector(leg: StartLeg) -> LegOutput:
     )
 
 
-def simulated_logprobs(token_ids: Sequence[int], num_top: int) -> inference_pb2.TokenLogprobs:
+def simulated_logprobs(
+    token_ids: Sequence[int], num_top: int, asked_ids: Sequence[int] = ()
+) -> inference_pb2.TokenLogprobs:
     """A token's log-probability is minus a hundredth of its id; alternatives are the tokens from 0 on."""
     return inference_pb2.TokenLogprobs(
         logprobs=[-token_id / 100 for token_id in token_ids],
         num_top=num_top,
         top_ids=[top for _ in token_ids for top in range(num_top)],
         top_logprobs=[-top / 100 for _ in token_ids for top in range(num_top)],
+        asked_ids=asked_ids,
+        asked_logprobs=[-asked / 100 for _ in token_ids for asked in asked_ids],
     )
 
 
@@ -324,7 +328,8 @@ def _first_output(leg: StartLeg, tokens: Sequence[int], stats: LegStats) -> LegO
 
 def _with_reports(output: LegOutput, leg: StartLeg) -> LegOutput:
     if leg.sampling.HasField("logprobs"):
-        output.logprobs.CopyFrom(simulated_logprobs(output.token_ids, leg.sampling.logprobs))
+        asked = leg.sampling.logprob_token_ids
+        output.logprobs.CopyFrom(simulated_logprobs(output.token_ids, leg.sampling.logprobs, asked))
     if leg.sampling.HasField("attention"):
         output.attention.CopyFrom(simulated_attention(output, leg.sampling.attention))
     return output

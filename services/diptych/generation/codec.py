@@ -105,6 +105,7 @@ def params_from_wire(wire: inference_pb2.SamplingParams) -> SamplingParams:
     return SamplingParams(
         **said,
         stop_token_ids=tuple(wire.stop_token_ids),
+        logprob_token_ids=tuple(wire.logprob_token_ids),
         ignore_eos=wire.ignore_eos,
         logit_bias=dict(wire.logit_bias),
         allowed_token_ids=tuple(wire.allowed_token_ids),
@@ -131,6 +132,7 @@ def params_to_wire(params: SamplingParams) -> inference_pb2.SamplingParams:
         allowed_token_ids=params.allowed_token_ids,
         min_tokens=params.min_tokens,
         logprobs=params.logprobs,
+        logprob_token_ids=params.logprob_token_ids,
         prompt_logprobs=params.prompt_logprobs,
         prompt_logprobs_start=params.prompt_logprobs_start or None,
         attention=None if params.attention is None else _wish_to_wire(params.attention),
@@ -159,11 +161,14 @@ def logprobs_to_wire(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:
         num_top=logprobs.num_top,
         top_ids=logprobs.top_ids,
         top_logprobs=logprobs.top_logprobs,
+        asked_ids=logprobs.asked_ids,
+        asked_logprobs=logprobs.asked_logprobs,
     )
 
 
 def logprobs_from_wire(wire: inference_pb2.TokenLogprobs) -> TokenLogprobs:
-    return TokenLogprobs(tuple(wire.logprobs), wire.num_top, tuple(wire.top_ids), tuple(wire.top_logprobs))
+    tops = tuple(wire.top_ids), tuple(wire.top_logprobs)
+    return TokenLogprobs(tuple(wire.logprobs), wire.num_top, *tops, tuple(wire.asked_ids), tuple(wire.asked_logprobs))
 
 
 def _wish_from_wire(wire: inference_pb2.AttentionWish) -> AttentionWish:

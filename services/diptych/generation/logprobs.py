@@ -24,12 +24,17 @@ class LogprobsBatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities of tokens in a row of a request; alternative j of i, likeliest first: `[i * num_top + j]`."""
+    """Log-probabilities of tokens in a row of a request; alternative j of i, likeliest first: `[i * num_top + j]`.
+
+    Those of tokens that were asked for by name: `[i * len(asked_ids) + j]`.
+    """
 
     logprobs: tuple[float, ...]  # natural logarithm, of the tokens themselves
     num_top: int = 0
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+    asked_ids: tuple[int, ...] = ()
+    asked_logprobs: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         return len(self.logprobs)
@@ -37,7 +42,15 @@ class TokenLogprobs:
     def span(self, start: int, stop: int) -> TokenLogprobs:
         """Return those of tokens `[start, stop)`."""
         tops = slice(start * self.num_top, stop * self.num_top)
-        return TokenLogprobs(self.logprobs[start:stop], self.num_top, self.top_ids[tops], self.top_logprobs[tops])
+        asked = self.asked_logprobs[start * len(self.asked_ids) : stop * len(self.asked_ids)]
+        return TokenLogprobs(
+            self.logprobs[start:stop],
+            self.num_top,
+            self.top_ids[tops],
+            self.top_logprobs[tops],
+            self.asked_ids,
+            asked,
+        )
 
 
 def join(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
@@ -47,6 +60,8 @@ def join(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
         parts[0].num_top,
         tuple(token_id for part in parts for token_id in part.top_ids),
         tuple(value for part in parts for value in part.top_logprobs),
+        parts[0].asked_ids,
+        tuple(value for part in parts for value in part.asked_logprobs),
     )
 
 

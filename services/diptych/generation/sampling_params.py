@@ -17,6 +17,7 @@ MAX_STOP_REGEX = 4
 MAX_LOGIT_BIAS = 1024  # tokens
 MAX_ALLOWED_TOKENS = 16384
 MAX_TOP_LOGPROBS = 20
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_SEED = 2**64 - 1
 _STOPS: Final = (
     ("stop", MAX_STOP_STRINGS, "strings"),
@@ -46,6 +47,7 @@ class SamplingParams:
     min_tokens: int = 0  # the output does not end by a stop or end-of-sequence token before so many
     stop_regex: tuple[str, ...] = ()
     logprobs: int | None = None  # report the output tokens' log-probabilities, and so many alternatives
+    logprob_token_ids: tuple[int, ...] = ()  # with `logprobs`: report those of these tokens, too, at each output token
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     prompt_logprobs_start: int = 0  # for those behind this place only: KV of what is before it may come from a cache
     attention: AttentionWish | None = None  # report which earlier tokens each output token looked at most
@@ -89,7 +91,7 @@ class SamplingParams:
             wanted = getattr(self, name)
             if wanted is not None:
                 _check(wanted <= vocab_size, name, f"must be at most {vocab_size}, all tokens", wanted)
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids"):
             ids: Iterable[int] = getattr(self, name)
             if ids:
                 wrong = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
@@ -129,6 +131,9 @@ class SamplingParams:
             wanted = getattr(self, name)
             if wanted is not None:
                 _check(0 <= wanted <= MAX_TOP_LOGPROBS, name, f"must be from 0 to {MAX_TOP_LOGPROBS}", wanted)
+        num_named, name = len(self.logprob_token_ids), "logprob_token_ids"
+        _check(num_named <= MAX_LOGPROB_TOKEN_IDS, name, f"takes at most {MAX_LOGPROB_TOKEN_IDS} ids", num_named)
+        _check(not num_named or self.logprobs is not None, name, "needs logprobs, at least 0", self.logprob_token_ids)
         start = self.prompt_logprobs_start
         _check(0 <= start < 2**31, "prompt_logprobs_start", "must be a place of the prompt, from 0 on", start)
 

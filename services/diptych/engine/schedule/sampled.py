@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from diptych.engine.values.batch import NO_TOKEN, StepResult
@@ -112,10 +113,20 @@ def sampled(step: Step, result: StepResult, rows: Iterable[int]) -> Iterator[Sam
         drafts = step.drafts_of(request)
         token_ids = verified(drafts, tuple(result.token_ids[first : first + 1 + len(drafts)].tolist()))
         request.computed_len -= 1 + len(drafts) - len(token_ids)
-        num_top, logprobs = request.params.logprobs, None
-        if num_top is not None and result.logprobs is not None:
-            logprobs = of_rows(result.logprobs, first, first + len(token_ids), num_top)
-        yield Sampled(request, token_ids, logprobs, _attention(request, result, range(first, first + len(token_ids))))
+        own = range(first, first + len(token_ids))
+        yield Sampled(request, token_ids, _logprobs(request, result, own), _attention(request, result, own))
+
+
+def _logprobs(request: Request, result: StepResult, samples: range) -> TokenLogprobs | None:
+    """Return those of a request's samples, if it wants them."""
+    num_top, asked = request.params.logprobs, request.params.logprob_token_ids
+    if num_top is None or result.logprobs is None:
+        return None
+    told = of_rows(result.logprobs, samples.start, samples.stop, num_top)
+    if not asked or result.vectors is None:
+        return told
+    values = tuple(value for vector in result.vectors[samples.start : samples.stop] for value in vector.tolist())
+    return replace(told, asked_ids=asked, asked_logprobs=values)
 
 
 def _attention(request: Request, result: StepResult, samples: Iterable[int]) -> TokenAttention | None:
@@ -191,7 +202,8 @@ def collect_prompt_logprobs(chunks: Sequence[Chunk], result: StepResult) -> None
 def collect_vectors(step: Step, result: StepResult) -> None:
     """Let each request whose prompt the step has completed have its vector."""
     for request, first in zip(step.sampled, step.first_samples, strict=True):
-        if result.vectors is not None and request.num_output_tokens == 0:
+        makes_text = bool(request.params.logprob_token_ids) and not request.labels
+        if result.vectors is not None and request.num_output_tokens == 0 and not makes_text:
             request.vector = result.vectors[first]
 
 

@@ -196,7 +196,9 @@ def _counted(place: Place) -> tuple[I64, I64]:
 
 
 def _labels(requests: Sequence[Request]) -> Labels | None:
-    if not any(request.labels for request in requests):
+    """Return the tokens whose log-probabilities a request wants by name, or is answered with."""
+    wanted = [request.labels or request.params.logprob_token_ids for request in requests]
+    if not any(wanted):
         return None
-    rows = np.repeat(np.arange(len(requests)), [len(request.labels) for request in requests])
-    return Labels(rows, np.array([label for request in requests for label in request.labels], np.int64))
+    rows = np.repeat(np.arange(len(requests)), [len(ids) for ids in wanted])
+    return Labels(rows, np.array([token_id for ids in wanted for token_id in ids], np.int64))

@@ -69,6 +69,14 @@ def _chat_entry(token_id: int, logprob: float, token_bytes: TokenBytes, name: Na
     return {"token": name(token_id), "logprob": logprob, "bytes": list(token_bytes[token_id])}
 
 
+def asked_entries(scores: Scores) -> Iterator[list[tuple[int, float]]]:
+    """Yield for each scored token the tokens that were asked for by name, with their log-probabilities."""
+    asked, width = scores.logprobs, len(scores.logprobs.asked_ids)
+    for first in range(0, width * len(asked), width):
+        values = [max(value, LEAST) for value in asked.asked_logprobs[first : first + width]]
+        yield list(zip(asked.asked_ids, values, strict=True))
+
+
 def entries(scores: Scores) -> Iterator[Entry]:
     """Yield each scored token with its log-probability and its alternatives."""
     logprobs = scores.logprobs

@@ -17,7 +17,7 @@ from diptych.generation.finish import Finish
 from diptych.router.http.exchange.layout import DATA_ONLY, Json, Layout
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.attention_fields import AttendedTokens, shown_attention
-from diptych.router.http.fields.logprobs import entries, text_of
+from diptych.router.http.fields.logprobs import asked_entries, entries, text_of
 from diptych.router.values.output import End, Output, Piece, Scores, Usage
 from diptych.tokens.token_bytes import TokenBytes
 
@@ -45,6 +45,7 @@ class MetaInfo(Counts):
     diptych: NotRequired[dict[str, Any]]
     output_token_logprobs: NotRequired[list[Triple]]
     output_top_logprobs: NotRequired[list[list[Triple] | None]]
+    output_token_ids_logprobs: NotRequired[list[list[Triple]]]  # of each output token, those of `token_ids_logprob`
     input_token_logprobs: NotRequired[list[Triple]]
     input_top_logprobs: NotRequired[list[list[Triple] | None]]
     attention_tokens: NotRequired[list[list[AttendedTokens]]]  # of each output token, an entry for each layer
@@ -137,6 +138,8 @@ class GenerateLayout(Layout):
             self._note_end(meta, part.end)
         if part.scores is not None:
             meta["output_token_logprobs"], meta["output_top_logprobs"] = self._logprobs(part.scores)
+            if part.scores.logprobs.asked_ids:
+                meta["output_token_ids_logprobs"] = self._asked(part.scores)
         if part.attention is not None:
             meta["attention_tokens"] = shown_attention(part.attention)
         if part.prompt is not None:
@@ -176,6 +179,9 @@ class GenerateLayout(Layout):
             triples.append(self._triple(token_id, value))
             tops.append([self._triple(*other) for other in top])
         return triples, tops
+
+    def _asked(self, scores: Scores) -> list[list[Triple]]:
+        return [[self._triple(token_id, value) for token_id, value in each] for each in asked_entries(scores)]
 
     def _triple(self, token_id: int, value: float | None) -> Triple:
         return value, token_id, text_of(token_id, self._token_bytes) if self._style.logprobs_have_text else None

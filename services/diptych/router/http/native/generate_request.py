@@ -10,7 +10,7 @@ from pydantic import Field
 
 from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Grammar, GrammarKind
-from diptych.generation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
+from diptych.generation.sampling_params import MAX_LOGPROB_TOKEN_IDS, MAX_TOP_LOGPROBS, SamplingParams
 from diptych.router.http.fields.attention_fields import AttentionFields
 from diptych.router.http.fields.grammar_fields import Schema, Tagged, json_grammar, tag_grammar, text_grammar
 from diptych.router.http.fields.request_fields import ChoiceFields, RequestFields, Seed, Token, params_of
@@ -25,6 +25,7 @@ from diptych.router.values.validation import MAX_PARTS
 MAX_PROMPTS = 128
 DEFAULT_MAX_NEW_TOKENS: Final = 128  # as SGLang has it
 Ids = Annotated[list[Token], Field(min_length=1)]
+Named = Annotated[list[Token], Field(max_length=MAX_LOGPROB_TOKEN_IDS)]
 Images = Annotated[list[str], Field(max_length=MAX_PARTS)]  # each a URL, or a file in base64
 ManyImages = Annotated[list[str | Images | None], Field(max_length=MAX_PARTS)]
 
@@ -97,6 +98,7 @@ class GenerateRequest(RequestFields, AttentionFields):
     sampling_params: Sampling | None = None
     return_logprob: bool | None = None
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    token_ids_logprob: Named | None = None  # whose log-probabilities each output token tells, too
     return_text_in_logprobs: bool | None = None  # false: they have no text
     logprob_start_len: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # from 0 on: of the prompt from there, too
     incremental_streaming_output: bool | None = None  # true: an event of a stream has what is new
@@ -113,6 +115,14 @@ class GenerateRequest(RequestFields, AttentionFields):
             raise InvalidRequest("a turn of a session has one prompt and one output", param="session_params")
         if self.scores_prompt and self.stream:
             raise InvalidRequest("logprob_start_len is not available in a stream", param="logprob_start_len")
+        self._check_named()
+
+    def _check_named(self) -> None:
+        if self.token_ids_logprob and not self.return_logprob:
+            raise InvalidRequest("token_ids_logprob needs return_logprob", param="token_ids_logprob")
+        if self.token_ids_logprob and self.scores_prompt:
+            words = "token_ids_logprob tells of output tokens: give no logprob_start_len beside it"
+            raise InvalidRequest(words, param="token_ids_logprob")
 
     @property
     def model_name(self) -> str | None:
@@ -179,5 +189,5 @@ class GenerateRequest(RequestFields, AttentionFields):
     def params(self) -> SamplingParams:
         num_top = (self.top_logprobs_num or 0) if self.return_logprob else None
         params = self.sampling.params(num_top, num_top if self.scores_prompt else None)
-        params = replace(params, attention=self.attention())
+        params = replace(params, attention=self.attention(), logprob_token_ids=tuple(self.token_ids_logprob or ()))
         return replace(params, prompt_logprobs_start=self.prompt_start) if self.scores_prompt else params
