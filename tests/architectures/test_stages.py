@@ -47,7 +47,10 @@ def test_a_stage_is_a_model_of_its_layers_which_it_counts_from_0() -> None:
     model = replace(MODEL, windows=(0, 8, 8, 8, 0, 8, 8), moe=MOE, still_layers=frozenset({2, 4}), tie_embeddings=True)
     stage = of_stage(model, range(1, 5))
     assert (stage.num_layers, stage.windows, stage.stage) == (4, (8, 8, 8, 0), Stage(1, 7))
-    assert (stage.still_layers, [stage.is_moe(layer) for layer in range(4)]) == ({1, 3}, [False, True, True, True])
+    assert (stage.still_layers, [stage.is_moe(layer) for layer in range(4)]) == (
+        frozenset({1, 3}),
+        [False, True, True, True],
+    )
     assert (stage.has_first_layer, stage.has_last_layer, stage.tie_embeddings) == (False, False, False)
     assert stage.page_groups == ((0, 1, 2, 3),)
     ends = [of_stage(model, each) for each in (range(1), range(5, 7))]

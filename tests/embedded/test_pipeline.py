@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from diptych.common.errors import InvalidRequest
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.engine.frontend.scheduler_client import SchedulerDied
+from diptych.generation.attention_tokens import AttentionWish
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=12, temperature=1.0, top_k=40, seed=7, ignore_eos=True)
@@ -29,15 +32,23 @@ def tokens(engine: Engine) -> list[tuple[int, ...]]:
     return [alone, *(each.token_ids for answers in found for each in answers)]
 
 
+@pytest.fixture(scope="module")
+def staged(tiny_folder: Path) -> Iterator[Engine]:
+    with Engine(str(tiny_folder), replace(ONE, pp=2)) as engine:
+        yield engine
+
+
 def tokens_of(folder: Path, options: EngineOptions) -> list[tuple[int, ...]]:
     with Engine(str(folder), options) as engine:
         assert len(engine.scheduler_pids) == options.num_ranks
         return tokens(engine)
 
 
-def test_two_stages_give_the_tokens_of_one_process_with_steps_that_overlap_or_not(tiny_folder: Path) -> None:
+def test_two_stages_give_the_tokens_of_one_process_with_steps_that_overlap_or_not(
+    tiny_folder: Path, staged: Engine
+) -> None:
     expected = tokens_of(tiny_folder, ONE)
-    assert tokens_of(tiny_folder, replace(ONE, pp=2)) == expected
+    assert tokens(staged) == expected
     assert tokens_of(tiny_folder, replace(ONE, pp=2, overlap="on", speculate="suffix")) == expected
 
 
@@ -50,6 +61,11 @@ def test_stages_with_unlike_numbers_of_layers_have_latents_of_their_own(tiny_lat
     assert tokens_of(tiny_latent_experts_folder, replace(ONE, pp=2)) == tokens_of(tiny_latent_experts_folder, ONE)
 
 
+def test_what_tokens_look_at_is_not_told_where_each_process_has_some_layers(staged: Engine) -> None:
+    with pytest.raises(InvalidRequest, match=r"has a part of the heads, or of the layers, only: .* --pp 1"):
+        staged.generate([1, 2, 3], replace(GREEDY, attention=AttentionWish()))
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_dead_stage_ends_all_at_once_and_requests_are_answered(tiny_folder: Path, victim: int) -> None:
     with Engine(str(tiny_folder), replace(ONE, pp=2)) as engine:
@@ -60,8 +76,3 @@ def test_a_dead_stage_ends_all_at_once_and_requests_are_answered(tiny_folder: Pa
         with pytest.raises(SchedulerDied, match=f"rank {victim} ended with code -9"):
             list(stream)
         assert not any(process.is_running() for process in processes)
-
-
-def test_more_stages_than_layers_are_refused_in_words(tiny_folder: Path) -> None:
-    with pytest.raises(SchedulerDied, match="--pp 3 is more than the 2 layers"):
-        Engine(str(tiny_folder), replace(ONE, pp=3))

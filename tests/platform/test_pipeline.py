@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,6 +54,12 @@ def tokens(platform: Platform) -> list[tuple[int, ...]]:
         return list(pool.map(complete, PROMPTS))
 
 
+def update_weights(platform: Platform, model: Path) -> subprocess.CompletedProcess[str]:
+    address = f"127.0.0.1:{platform.bootstrap_port}"
+    command = [sys.executable, "-m", "diptych.cli", "update-weights", str(model), "--bootstrap", address]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+
+
 def prefill_ranks(platform: Platform) -> list[psutil.Process]:
     """The scheduler processes of the prefill worker, rank 0 first."""
     (worker,) = platform.components("prefill")
@@ -70,6 +78,9 @@ def test_two_stages_prefill_for_a_worker_of_one_process_and_end_together_when_on
     platform, expected = start(tiny_folder, "--pp 2", "--page-size 8"), tokens_of_one_process(tiny_folder)
     for _ in range(2):  # the second time prefixes are cached on both sides
         assert tokens(platform) == expected
+    refused = update_weights(platform, tiny_folder)
+    assert refused.returncode == 1
+    assert "stages of a pipeline (--pp) keep their weights: restart the worker" in refused.stderr
     platform.assert_clean()
     before, processes = ready_prefill(platform), prefill_ranks(platform)
     assert len(processes) == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -15,13 +15,11 @@ from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.arithmetic.axial_rope import AxialRope
 from diptych.engine.models.arithmetic.ops import Ops
+from diptych.engine.models.ends import RELEASED, new_ends
 from diptych.engine.models.layer import Layer, new_layer
 from diptych.engine.models.layers.buffers import Buffers, Widths
 from diptych.engine.models.layers.layer_communicator import LayerCommunicator, Stream
-from diptych.engine.models.layers.layer_end import PerLayerInputs
-from diptych.engine.models.layers.norm import Norm, new_norm
 from diptych.engine.models.layers.row_joint import HeadJoint, RowJoint
-from diptych.engine.models.matrices.matrix import Matrix
 from diptych.engine.models.matrices.weights import Weights
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.models.stages import Stages
@@ -60,31 +58,6 @@ class Rows(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """What is before and behind the layers."""
-
-    embed: Matrix
-    lm_head: Matrix
-    per_layer: PerLayerInputs | None
-    input_norm: Norm | None
-
-
-class _Absent:
-    """Implements `Matrix` where there is none any more, or another stage has it."""
-
-    def __init__(self, why: str) -> None:
-        self._why = why
-
-    def multiply(self, x: Tensor, out: Tensor) -> None:
-        raise AssertionError(self._why)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        raise AssertionError(self._why)
-
-
-_RELEASED: Final = _Absent("the weights were released")
-_ELSEWHERE: Final = _Absent("another stage has this matrix")
 _NOTHING: Final = Layer(None, None, None, None, None, None, None, None, None)
 
 
@@ -108,7 +81,7 @@ class Decoder:
         self._head = None if config.eagle is None else HeadJoint.build(config, weights, ops)
         self._joint = RowJoint.build(config, weights, ops) if config.joins_rows and self._head is None else None
         self._taps = {layer: place for place, layer in enumerate(config.taps)}
-        self._ends = _new_ends(config, noted := weights.noted(), ops, dtype)
+        self._ends = new_ends(config, noted := weights.noted(), ops, dtype)
         self.made_of = [noted.names]  # the names of what each part is made of: of `ENDS`, then of the layers
         self._places = {layer: place for place, layer in enumerate(config.attention_layers)}
         self._widths = [Widths.of_layer(config, index) for index in range(config.num_layers)]
@@ -130,7 +103,7 @@ class Decoder:
         Behind the layers is the tower, in a model that has one.
         """
         if part == ENDS:
-            self._ends = _new_ends(self._config, weights, self._ops, self._dtype)
+            self._ends = new_ends(self._config, weights, self._ops, self._dtype)
             return
         index = part - 1
         if index == len(self._layers):
@@ -142,7 +115,7 @@ class Decoder:
 
     def release(self) -> None:
         """Drop what all parts are made of. No step may run until each was made anew."""
-        self._ends = Ends(_RELEASED, _RELEASED, None, None)
+        self._ends = RELEASED
         self._layers[:] = self._decompressed[:] = [_NOTHING] * len(self._layers)
         self.tower = None
 
@@ -369,15 +342,6 @@ class Decoder:
 def _serve_others(layer: Layer, nothing: Tensor) -> None:
     if layer.ffn is not None:
         layer.ffn.serve_others(nothing)
-
-
-def _new_ends(config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype) -> Ends:
-    return Ends(
-        weights.matrix("embed") if config.has_first_layer else _ELSEWHERE,
-        weights.matrix("lm_head") if config.has_last_layer else _ELSEWHERE,
-        PerLayerInputs.build(config, weights, ops, dtype),
-        new_norm(config, weights, ops, "0.input_norm") if config.pre_norms else None,
-    )
 
 
 def _new_tower(config: ModelConfig, weights: Weights, dtype: torch.dtype) -> VisionTower:

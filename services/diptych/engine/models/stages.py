@@ -12,7 +12,7 @@ class Stages(Protocol):
 
     @property
     def number(self) -> int:
-        """Of this stage, from 0."""
+        """Which stage this is, from 0."""
         ...
 
     @property

@@ -30,7 +30,7 @@ def main(number: int, size: int, store: Path) -> None:
         stages.bring_back(torch.empty(0, 3))
     logits = torch.full((2, 3), float(number))
     stages.bring_back(logits)
-    print("logits", logits.unique().tolist(), communicator.smallest(5 - number), flush=True)
+    print("logits", sorted(set(logits.flatten().tolist())), communicator.smallest(5 - number), flush=True)
     sys.stdin.readline()  # gloo aborts a process whose neighbour leaves
     communicator.close()
 
