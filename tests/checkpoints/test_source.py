@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from diptych.checkpoints.source import ModelSource, open_described, open_model
+from diptych.checkpoints import demo, simulated
+from diptych.checkpoints.source import DEMO_NAMES, SIMULATED, ModelSource, open_described, open_model
 from diptych.common.errors import ConfigError
 
 
@@ -57,3 +58,8 @@ def test_a_router_opens_a_folder_that_has_no_weights(tmp_path: Path) -> None:
     assert described.tokenizer().encode("a") == [0]
     with pytest.raises(ConfigError, match=r"neither model\.safetensors nor"):
         open_model(str(tmp_path))
+
+
+def test_names_are_those_of_the_models_that_they_open() -> None:
+    assert simulated.NAME == SIMULATED
+    assert demo.MODEL_ID.lower() in DEMO_NAMES

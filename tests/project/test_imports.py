@@ -12,6 +12,30 @@ FAMILY = "diptych.architectures.families"
 CHATS = "jinja2"  # to show chats, which only routers do
 CERTIFICATES = "diptych.common.trust.tls"  # where there are some
 VIEW = "diptych.common.members.membership"  # of who follows members
+MODELS = ("diptych.architectures.config", "diptych.checkpoints.gguf", "diptych.checkpoints.hf_folder")  # one is opened
+OFF_IN_ROUTERS = (  # options that are off, and what only some ask for
+    *(
+        "diptych.router.batches",
+        "diptych.router.console",
+        "diptych.router.images.decode",
+        "diptych.router.images.fetch",
+    ),
+    *("diptych.router.http.vectors.routes", "diptych.router.http.operate.openapi", "diptych.router.process.processes"),
+    *("diptych.common.members.kubernetes_api", "diptych.kvtransfer.layout", "diptych.planner", "diptych.lang"),
+)
+OFF_IN_FRONTENDS = (  # other nodes, other weights
+    *(
+        "diptych.engine.nodes.leading",
+        "diptych.engine.frontend.node",
+        "diptych.engine.frontend.weights.weight_requests",
+    ),
+    *("psutil", "pydantic", "diptych.engine.values.step_model"),
+)
+OFF_IN_SCHEDULERS = (  # drafts, tiers that last, other ranks, adapters, grammars, no peers
+    *("diptych.engine.drafting", "diptych.engine.tiers.file_tier", "diptych.engine.tiers.shared_tier"),
+    *("diptych.engine.scheduler.rank", "diptych.engine.tensor_parallel.group", "diptych.engine.tensor_parallel.parts"),
+    *("diptych.engine.lora.rank_part", "llguidance", "tokenizers", "diptych.kvtransfer.inproc", "importlib.metadata"),
+)
 OTHERS = (  # process -> what it does without
     ("diptych.cli.main", ("asyncio", "ctypes", "difflib", "tempfile")),
     ("diptych.cli.setup.up", ("google.protobuf", "grpc", "prometheus_client", "diptych.router.keys.caller")),
@@ -20,13 +44,28 @@ OTHERS = (  # process -> what it does without
     ("diptych.cli.measure.bench", ("asyncio", "datetime", "json", CERTIFICATES)),
     ("diptych.cli.observe.status", ("fastapi", "numpy", "prometheus_client")),
     ("diptych.bootstrap.main", ("fastapi", "importlib.metadata", "numpy", "uvicorn", CERTIFICATES, VIEW)),
-    ("diptych.router.main", ("llguidance", FAMILY, "diptych.engine")),
-    ("diptych.unified.main", (CHATS, FAMILY, "fastapi", "llguidance", "diptych.engine.values.request")),
+    ("diptych.router.main", ("llguidance", FAMILY, "diptych.engine", *MODELS, *OFF_IN_ROUTERS)),
+    (
+        "diptych.unified.main",
+        (CHATS, FAMILY, "fastapi", "llguidance", "diptych.engine.values.request", *MODELS, *OFF_IN_FRONTENDS),
+    ),
     (
         "diptych.unified.scheduler",
-        ("asyncio", CHATS, FAMILY, "grpc", "diptych.kvtransfer.nixl", "diptych.kvtransfer.ucx"),
+        (
+            "asyncio",
+            CHATS,
+            FAMILY,
+            "grpc",
+            "diptych.kvtransfer.nixl",
+            "diptych.kvtransfer.ucx",
+            *MODELS,
+            *OFF_IN_SCHEDULERS,
+        ),
     ),
-    ("diptych.embedded.engine", (CHATS, "diptych.kvtransfer.transport", "diptych.router.text.parsing", VIEW)),
+    (
+        "diptych.embedded.engine",
+        (CHATS, "grpc", *MODELS, "diptych.kvtransfer.transport", "diptych.router.text.parsing", VIEW),
+    ),
     ("diptych.grammars.check_process", ("asyncio", "diptych.tokens", "numpy", "re2")),
 )
 

@@ -92,6 +92,15 @@ def test_tokens_are_named_whose_log_probabilities_each_output_token_has(cluster:
     assert named[0][0][0] == pytest.approx(-0.65)
 
 
+def test_a_processor_is_named_with_what_it_is_called_with(cluster: Cluster) -> None:
+    said = {"custom_logit_processor": "mine", "custom_params": {"a": [1]}}
+    post(cluster, "/generate", text="a", custom_logit_processor="mine", sampling_params={"custom_params": {"a": [1]}})
+    assert cluster.post("/v1/completions", {"prompt": "a", **said})[0] == 200
+    assert cluster.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], **said})[0] == 200
+    named = [started.sampling.processor for started in cluster.prefill().started[-3:]]
+    assert [(each.name, json.loads(each.params)) for each in named] == [("mine", {"a": [1]})] * 3
+
+
 @pytest.mark.parametrize(("start", "scored"), [(1, [65, 66]), (2, [66]), (9, [])])
 def test_log_probabilities_of_a_prompt_may_begin_in_it(cluster: Cluster, start: int, scored: list[int]) -> None:
     fields = {"return_logprob": True, "logprob_start_len": start, "rid": "mine"}
@@ -278,6 +287,11 @@ def test_the_text_of_scored_tokens_may_be_left_out(cluster: Cluster, wanted: boo
         ({"text": "a", "sampling_params": {"regex": "a", "ebnf": 'root ::= "a"'}}, "sampling_params"),
         ({"text": "a", "stream": True, "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
         ({"text": "a", "token_ids_logprob": [1]}, "token_ids_logprob"),
+        ({"text": "a", "sampling_params": {"custom_params": {"a": 1}}}, "custom_params"),
+        (
+            {"text": "a", "custom_logit_processor": "b", "sampling_params": {"custom_params": {"a": "x" * 20_000}}},
+            "custom_params",
+        ),
         ({"text": "a", "return_logprob": True, "token_ids_logprob": [257]}, "logprob_token_ids"),
         (
             {"text": "a", "return_logprob": True, "token_ids_logprob": [1], "logprob_start_len": 0},

@@ -14,9 +14,10 @@ from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.choose.estimates import RecentMeans, WorkerSpeed
 from diptych.router.choose.fits import Curve, Line
 from diptych.router.choose.pairing import partners
-from diptych.router.choose.policies.cost import Cost, computed_s, costs_of, later_of, ttft_s
+from diptych.router.choose.policies.beginning import computed_s
+from diptych.router.choose.policies.cost import Cost, costs_of, later_of, prefill_cost, ttft_s
 from diptych.router.choose.policies.pair_cost import pair_cost
-from diptych.router.choose.policies.policy import Candidates, HeldPrefix, RequestView, Worker
+from diptych.router.choose.policies.policy import Candidates, HeldPrefix, RequestView, TierLoad, Worker
 from diptych.router.choose.stakes import urgency
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 
@@ -352,3 +353,50 @@ def test_who_may_pull_a_prompt_is_chosen_before_who_has_a_queue_and_the_prompt()
     assert chosen(SPLIT, w1=short_queue, w2=IDLE) == {Pair(1, 11), Pair(1, 12)}
     pulling = IDLE._replace(held=HeldPrefix(1, 960, 1e9))
     assert chosen(SPLIT, w1=short_queue, w2=pulling) == {Pair(2, 11), Pair(2, 12)}
+
+
+def begun(worker: Worker) -> tuple[float, float]:
+    """Return how long a worker waits for what there is of 1,000 tokens, and then computes."""
+    cost = prefill_cost(worker, REQUEST, decodes=False)
+    assert computed_s(worker, 1000) == cost.own_s
+    return cost.restore_s, cost.compute_s
+
+
+FILES = TierLoad("files", 0, 960, 0.02)  # 960 tokens are computed in 96 ms
+
+
+def test_a_first_token_counts_what_a_load_takes_or_computing_whichever_is_less() -> None:
+    in_files = IDLE._replace(cached_tokens=960, loads=(FILES,))
+    assert begun(in_files) == pytest.approx((0.02, 0.01 + 40e-4))
+    slow = in_files._replace(loads=(FILES._replace(load_s=0.1),))
+    assert begun(slow) == begun(IDLE)
+    in_both = IDLE._replace(cached_tokens=960, loads=(TierLoad("host", 480, 640, 1e-5), TierLoad("files", 640, 960, 9)))
+    assert begun(in_both) == pytest.approx((1e-5, 0.01 + 360e-4)), "the first tier pays, the second does not"
+
+
+def test_a_worker_with_a_prefix_in_files_is_between_one_that_computes_it_and_one_that_has_it_in_its_pool() -> None:
+    in_files, in_pool = IDLE._replace(cached_tokens=960, loads=(FILES,)), IDLE._replace(cached_tokens=960)
+    assert {pair.prefill_id for pair in chosen(SPLIT, w1=in_files, w2=IDLE)} == {1}
+    assert {pair.prefill_id for pair in chosen(SPLIT, w1=in_files, w2=in_pool)} == {2}
+    queue = in_pool._replace(load=busy(num_queued=1, queued_tokens=200).load)
+    assert {pair.prefill_id for pair in chosen(SPLIT, w1=in_files, w2=queue)} == {1}, "30 ms of a queue cost more"
+    slow = in_files._replace(loads=(FILES._replace(load_s=5.0),))
+    assert {pair.prefill_id for pair in chosen(SPLIT, w1=slow, w2=IDLE)} == {1, 2}
+
+
+def test_who_decodes_elsewhere_loads_before_it_grants_pages_and_alone_it_does_that_once() -> None:
+    in_files = IDLE._replace(cached_tokens=960, loads=(FILES,))
+    candidates = among(UNIFIED, {1: in_files, 2: in_files})
+    costs = costs_of(candidates, REQUEST, UNIFIED)
+    assert (costs[Pair(1, 1)].grant_s, costs[Pair(1, 2)].grant_s) == (0, 0.02)
+    for pair, cost in costs.items():
+        assert ttft_s(candidates, REQUEST, pair) == pytest.approx(cost.ttft_s)
+    assert pair_cost(candidates, REQUEST).pair.is_local
+
+
+def test_what_a_load_takes_holds_up_no_prompts_that_come_later() -> None:
+    usual = replace(REQUEST, usual=CROWDED)
+    loading = IDLE._replace(cached_tokens=960, loads=(FILES,))
+    (cost,) = costs_of(among([Pair(1, 11)], {1: loading}), usual, [Pair(1, 11)]).values()
+    (there,) = costs_of(among([Pair(1, 11)], {1: IDLE._replace(cached_tokens=960)}), usual, [Pair(1, 11)]).values()
+    assert cost == there._replace(restore_s=0.02)

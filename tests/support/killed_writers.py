@@ -38,13 +38,14 @@ def payload(one: PageId) -> bytes:
 
 
 def write_for_ever(folder: Path, turn: int, told: int) -> None:
-    none = np.zeros((0, RECORD.page_nbytes), np.uint8)
-    writer = PageFiles(folder, RECORD, CAPACITY, none, none).writer
+    pages = np.zeros((BURST, RECORD.page_nbytes), np.uint8)
+    writer = PageFiles(folder, RECORD, CAPACITY, pages, pages).writer
     number = 0
     while True:
-        for _ in range(BURST):
-            one = page_id(turn, number)
-            number += writer.give(one, payload(one))
+        ids = [page_id(turn, number + at) for at in range(BURST)]
+        for page, one in zip(pages, ids, strict=True):
+            page[:] = np.frombuffer(payload(one), np.uint8)
+        number += writer.give(ids, range(BURST))
         writer.submit()
         os.write(told, writer.counts.num_pages.to_bytes(4, "little"))
 

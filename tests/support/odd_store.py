@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from diptych.engine.tiers.object_store import Entry
 from diptych.engine.tiers.page_format import Buffer
+from diptych.engine.tiers.stores.object_store import Entry, PartsByRequest
 
 SOON_S: Final = 20.0  # so long a thread of a busy machine may take
 
@@ -46,6 +46,9 @@ class OddStore:
         if name not in self.objects:
             raise FileNotFoundError(name)
         return self.objects[name][offset : offset + nbytes]
+
+    def new_parts(self) -> PartsByRequest:
+        return PartsByRequest(self)
 
     def write(self, name: str, data: memoryview) -> None:
         self._answer(self.write_error)

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from null_runner import NullRunner, entries, next_token
 
-from diptych.common.arrays import I64, U64
+from diptych.common.arrays import I32, I64, U64
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult, WaitForResult
 
 _PRIME = np.uint64(0xD6E8_FEB8_6659_FD93)
@@ -38,21 +38,27 @@ class RecurrentRunner:
         assert moves is not None
         self._states[moves.cleared] = 0
         if len(moves.read_slots):
-            found = self._kv[moves.read_pages].reshape(len(moves.read_slots), -1)
-            self._states[moves.read_slots] = found[:, : self._states.shape[1]]
+            self._states[moves.read_slots] = self._found(moves.read_pages)
         tokens = self._stateless.logits(batch)
         spans = np.split(entries(batch.input_ids, batch.positions), np.cumsum(batch.extend_lens)[:-1])
         for slot, span in zip(moves.slots.tolist(), spans, strict=True):
             for entry in span:
                 self._states[slot] = folded(self._states[slot], entry)
         if len(moves.written_slots):
-            shape = (*moves.written_pages.shape, *self._kv.shape[1:])
-            states = np.zeros((len(moves.written_slots), math.prod(shape[1:])), self._states.dtype)
-            states[:, : self._states.shape[1]] = self._states[moves.written_slots]
-            self._kv[moves.written_pages] = states.reshape(shape)
+            self._keep(moves.written_pages, moves.written_slots)
         slots = moves.slots[batch.rows_of(batch.sampled_tokens)]
         pairs = zip(tokens, (mixed(self._states[slot]) for slot in slots), strict=True)
         return [(token + state) % self._vocab_size for token, state in pairs]
+
+    def _found(self, pages: I32) -> U64:
+        """Return what pages hold, `[num_read, num_cells]`."""
+        return self._kv[pages].reshape(len(pages), -1)[:, : self._states.shape[1]]
+
+    def _keep(self, pages: I32, slots: I64) -> None:
+        shape = (*pages.shape, *self._kv.shape[1:])
+        states = np.zeros((len(slots), math.prod(shape[1:])), self._states.dtype)
+        states[:, : self._states.shape[1]] = self._states[slots]
+        self._kv[pages] = states.reshape(shape)
 
 
 def new_states(num_slots: int, num_cells: int) -> U64:

@@ -58,6 +58,9 @@ class SlowTier(SlotPool):
     def load_s(self, num_places: int) -> float:
         return self.takes_s
 
+    def restore_s(self, num_places: int) -> float:
+        return self.takes_s
+
     def save(self, places: I32, slots: Slots, ids: Sequence[PageId]) -> None:
         self._keep(slots, ids, self._above[places])
         for page_id, place in zip(ids, places.tolist(), strict=True) if self.is_shared else ():

@@ -20,13 +20,13 @@ from diptych.engine.cache.tier import Lookup, Restore, Tier
 from diptych.engine.tiers.disk import Disk
 from diptych.engine.tiers.file_tier import FileTier
 from diptych.engine.tiers.lasting_tier import LastingTier
-from diptych.engine.tiers.object_room import Room
-from diptych.engine.tiers.object_store import ObjectStore
 from diptych.engine.tiers.page_files import PageFiles
 from diptych.engine.tiers.page_format import PageFormat
 from diptych.engine.tiers.page_objects import Objects, PageObjects
 from diptych.engine.tiers.segments import SegmentFormat
 from diptych.engine.tiers.shared_tier import SharedTier
+from diptych.engine.tiers.stores.object_room import Room
+from diptych.engine.tiers.stores.object_store import ObjectStore
 from diptych.engine.values.request import Request, new_request
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.page_hash import page_hashes, root_hash

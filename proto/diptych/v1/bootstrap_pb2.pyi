@@ -36,18 +36,20 @@ INSTANCE_STATE_DRAINING: InstanceState
 INSTANCE_STATE_GONE: InstanceState
 
 class KvLayout(_message.Message):
-    __slots__ = ("num_pages", "page_size", "regions", "rank", "num_ranks")
+    __slots__ = ("num_pages", "page_size", "regions", "rank", "num_ranks", "state_nbytes")
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     REGIONS_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
+    STATE_NBYTES_FIELD_NUMBER: _ClassVar[int]
     num_pages: int
     page_size: int
     regions: _containers.RepeatedCompositeFieldContainer[KvRegion]
     rank: int
     num_ranks: int
-    def __init__(self, num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[KvRegion, _Mapping]]] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ...) -> None: ...
+    state_nbytes: int
+    def __init__(self, num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[KvRegion, _Mapping]]] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., state_nbytes: _Optional[int] = ...) -> None: ...
 
 class KvRegion(_message.Message):
     __slots__ = ("layers", "num_planes", "num_heads", "head_dim", "dtype", "total_heads", "reach", "total_layers")
@@ -88,7 +90,7 @@ class WeightsDoor(_message.Message):
     def __init__(self, port: _Optional[int] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "free_pages", "total_pages", "waiting_tokens", "linked_instances", "grantable_pages", "queued_transfer_bytes", "link_speeds", "num_waiting_prompts", "blocked_tokens", "num_ungranted", "prompt_budget", "output_tokens", "output_step_s", "context_token_s", "prompt_token_s", "silent_s", "window_pages", "next_beside_pages", "key_uses")
+    __slots__ = ("num_waiting", "num_running", "free_pages", "total_pages", "waiting_tokens", "linked_instances", "grantable_pages", "queued_transfer_bytes", "link_speeds", "num_waiting_prompts", "blocked_tokens", "num_ungranted", "prompt_budget", "output_tokens", "output_step_s", "context_token_s", "prompt_token_s", "silent_s", "window_pages", "next_beside_pages", "key_uses", "tiers")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +112,7 @@ class WorkerLoad(_message.Message):
     WINDOW_PAGES_FIELD_NUMBER: _ClassVar[int]
     NEXT_BESIDE_PAGES_FIELD_NUMBER: _ClassVar[int]
     KEY_USES_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
     num_running: int
     free_pages: int
@@ -131,7 +134,18 @@ class WorkerLoad(_message.Message):
     window_pages: int
     next_beside_pages: int
     key_uses: KeyUses
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., linked_instances: _Optional[_Iterable[int]] = ..., grantable_pages: _Optional[int] = ..., queued_transfer_bytes: _Optional[int] = ..., link_speeds: _Optional[_Iterable[_Union[LinkSpeed, _Mapping]]] = ..., num_waiting_prompts: _Optional[int] = ..., blocked_tokens: _Optional[int] = ..., num_ungranted: _Optional[int] = ..., prompt_budget: _Optional[int] = ..., output_tokens: _Optional[int] = ..., output_step_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., silent_s: _Optional[int] = ..., window_pages: _Optional[int] = ..., next_beside_pages: _Optional[int] = ..., key_uses: _Optional[_Union[KeyUses, _Mapping]] = ...) -> None: ...
+    tiers: _containers.RepeatedCompositeFieldContainer[TierPrice]
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., linked_instances: _Optional[_Iterable[int]] = ..., grantable_pages: _Optional[int] = ..., queued_transfer_bytes: _Optional[int] = ..., link_speeds: _Optional[_Iterable[_Union[LinkSpeed, _Mapping]]] = ..., num_waiting_prompts: _Optional[int] = ..., blocked_tokens: _Optional[int] = ..., num_ungranted: _Optional[int] = ..., prompt_budget: _Optional[int] = ..., output_tokens: _Optional[int] = ..., output_step_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., silent_s: _Optional[int] = ..., window_pages: _Optional[int] = ..., next_beside_pages: _Optional[int] = ..., key_uses: _Optional[_Union[KeyUses, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierPrice, _Mapping]]] = ...) -> None: ...
+
+class TierPrice(_message.Message):
+    __slots__ = ("name", "base_s", "page_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BASE_S_FIELD_NUMBER: _ClassVar[int]
+    PAGE_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    base_s: float
+    page_s: float
+    def __init__(self, name: _Optional[str] = ..., base_s: _Optional[float] = ..., page_s: _Optional[float] = ...) -> None: ...
 
 class KeyUses(_message.Message):
     __slots__ = ("ledger", "keys")

@@ -265,18 +265,28 @@ class WorkerBatch(_message.Message):
     def __init__(self, outputs: _Optional[_Iterable[_Union[LegOutput, _Mapping]]] = ..., load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ...) -> None: ...
 
 class KvEvents(_message.Message):
-    __slots__ = ("sequence", "stored", "removed", "cleared", "more")
+    __slots__ = ("sequence", "stored", "removed", "cleared", "more", "below")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     CLEARED_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    BELOW_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     stored: _containers.RepeatedScalarFieldContainer[int]
     removed: _containers.RepeatedScalarFieldContainer[int]
     cleared: bool
     more: bool
-    def __init__(self, sequence: _Optional[int] = ..., stored: _Optional[_Iterable[int]] = ..., removed: _Optional[_Iterable[int]] = ..., cleared: _Optional[bool] = ..., more: _Optional[bool] = ...) -> None: ...
+    below: _containers.RepeatedCompositeFieldContainer[TierPages]
+    def __init__(self, sequence: _Optional[int] = ..., stored: _Optional[_Iterable[int]] = ..., removed: _Optional[_Iterable[int]] = ..., cleared: _Optional[bool] = ..., more: _Optional[bool] = ..., below: _Optional[_Iterable[_Union[TierPages, _Mapping]]] = ...) -> None: ...
+
+class TierPages(_message.Message):
+    __slots__ = ("level", "stored")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    stored: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, level: _Optional[int] = ..., stored: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ("instance_id",)

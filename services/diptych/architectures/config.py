@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from diptych.architectures.encoder import Encoder
-from diptych.architectures.pooling import Pooling
-from diptych.architectures.recurrent import Recurrent
-from diptych.architectures.tower import Sections, Tower
-from diptych.architectures.vision import VisionInput
+if TYPE_CHECKING:
+    from diptych.architectures.encoder import Encoder
+    from diptych.architectures.pooling import Pooling
+    from diptych.architectures.recurrent import Recurrent
+    from diptych.architectures.tower import Sections, Tower
+    from diptych.architectures.vision import VisionInput
 
 Scoring = Literal["softmax", "sigmoid"]
 # each head by itself; all heads as one vector; each head by itself and without weights, in layers that rotate

@@ -13,14 +13,16 @@ import enum
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from diptych.architectures.config import ModelConfig
-from diptych.architectures.hf_config import HfConfig
-from diptych.architectures.pooling import Pooling
 from diptych.architectures.recurrent import DeltaNet
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import Array, QuantizedArray
+
+if TYPE_CHECKING:
+    from diptych.architectures.config import ModelConfig
+    from diptych.architectures.hf_config import HfConfig
+    from diptych.architectures.pooling import Pooling
 
 
 class Split(enum.Enum):

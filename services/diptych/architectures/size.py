@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from diptych.architectures.config import ModelConfig
 from diptych.architectures.placement import Piece
 from diptych.architectures.registry import placement_of
+
+if TYPE_CHECKING:
+    from diptych.architectures.config import ModelConfig
 
 MatrixNbytes = Callable[[str, Piece], int]  # of a matrix, or a part of it, of the tensor with a name
 EXPERT: Final = re.compile(r"\d+\.experts\.")  # how the target of an expert's matrix begins

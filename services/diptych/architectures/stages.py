@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from diptych.architectures.config import ModelConfig, Stage
-from diptych.architectures.registry import placement_of
 from diptych.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from diptych.architectures.config import ModelConfig
 
 _EMBEDDING: Final = "embed"  # how targets before the layers begin
 
@@ -29,6 +30,8 @@ def stage_layers(config: ModelConfig, num_stages: int) -> tuple[range, ...]:
 
 def of_stage(config: ModelConfig, layers: range) -> ModelConfig:
     """Return the model that has these layers alone, and counts them from 0."""
+
+    from diptych.architectures.config import Stage
 
     def own(numbers: frozenset[int]) -> frozenset[int]:
         return frozenset(number - layers.start for number in numbers if number in layers)
@@ -90,6 +93,8 @@ def _obstacles(config: ModelConfig) -> Iterator[str]:
 
 def _weights(config: ModelConfig) -> list[int]:
     """Return the numbers in each layer's weights, those before and behind the layers with their neighbours."""
+    from diptych.architectures.registry import placement_of  # which imports all families
+
     weights, last = [0] * config.num_layers, config.num_layers - 1
     for _, pieces in placement_of(config):
         for piece in pieces:

@@ -13,7 +13,6 @@ from typing import Any, Final, Literal
 from diptych.common.errors import ConfigError, InvalidRequest
 
 MAX_ASPECT: Final = 200  # of the longer side to the shorter one
-CHANNELS: Final = 3
 CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD: Final = (0.26862954, 0.26130258, 0.27577711)
 HALVES: Final = (0.5, 0.5, 0.5)

@@ -9,18 +9,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import numpy as np
 
-from diptych.architectures.registry import FAMILIES
-from diptych.checkpoints.hf_folder import DERIVED
-from diptych.checkpoints.quantization.weight import Stored
-from diptych.checkpoints.safetensors import FLOATS, read_tensors, tensor_names
-from diptych.checkpoints.source import ModelSource
+from diptych.checkpoints.safetensors import DERIVED, FLOATS, read_tensors, tensor_names
 from diptych.common.errors import ConfigError
-from diptych.kernels.quantized import Array
-from diptych.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from diptych.checkpoints.quantization.weight import Stored
+    from diptych.checkpoints.source import ModelSource
+    from diptych.kernels.quantized import Array
+    from diptych.tokens.tokenizer import Tokenizer
 
 NUM_SAMPLES: Final = 64  # of a tensor
 SAMPLE_BYTES: Final = 256
@@ -44,6 +44,8 @@ class GivenTensors:
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         """Yield what belongs into the model, as its checkpoints have it. Raises `ConfigError`."""
+        from diptych.architectures.registry import FAMILIES
+
         unstack = FAMILIES[self.config.architecture].unstack
         not_read = FAMILIES[self.config.architecture].not_read(self.config)
         derived = (*DERIVED, "lm_head.weight") if self.config.tie_embeddings else DERIVED

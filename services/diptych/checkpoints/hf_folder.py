@@ -32,14 +32,13 @@ from diptych.checkpoints.quantization.gptq import gptq
 from diptych.checkpoints.quantization.mxfp4 import mxfp4
 from diptych.checkpoints.quantization.scheme import Scheme, assemble
 from diptych.checkpoints.quantization.weight import Stored, as_floats
-from diptych.checkpoints.safetensors import FLOATS, read_blanks, read_header, read_tensors, tensor_names
+from diptych.checkpoints.safetensors import DERIVED, FLOATS, read_blanks, read_header, read_tensors, tensor_names
 from diptych.common.errors import ConfigError
 from diptych.common.json_file import read_json, read_json_list
 from diptych.kernels.quantized import Array
 from diptych.tokens.hf_tokenizer import read_tokenizer
 from diptych.tokens.tokenizer import Tokenizer
 
-DERIVED: Final = ("rotary_emb.inv_freq",)  # saved by old versions; computed from the configuration instead
 Read = Callable[[Path], Iterator[tuple[str, Array]]]  # all tensors of a file
 KvScales = tuple[tuple[float, float], ...]  # [num_layers]: of keys, of values
 

@@ -15,13 +15,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import numpy as np
 
 from diptych.common.errors import ConfigError
-from diptych.kernels.quantized import Array
 
+if TYPE_CHECKING:
+    from diptych.kernels.quantized import Array
+
+DERIVED: Final = ("rotary_emb.inv_freq",)  # saved by old versions; computed from the configuration instead
 FLOATS: Final = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # numpy has no bfloat16: its bits
 CODES: Final = {  # parts of quantised weights
     "U8": np.uint8,

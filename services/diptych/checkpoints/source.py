@@ -16,22 +16,19 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from diptych.architectures.config import ModelConfig
-from diptych.checkpoints import demo
-from diptych.checkpoints import simulated as sim
-from diptych.checkpoints.demo import console_progress
-from diptych.checkpoints.dummy import DummyModel
-from diptych.checkpoints.gguf_model import GgufModel
-from diptych.checkpoints.hf_folder import HfFolder
-from diptych.checkpoints.quantization.weight import Stored
 from diptych.common.errors import ConfigError
 from diptych.common.net.served import LoadFormat
-from diptych.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from diptych.architectures.config import ModelConfig
+    from diptych.checkpoints.quantization.weight import Stored
+    from diptych.tokens.tokenizer import Tokenizer
 
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-DEMO_NAMES = ("smollm2", demo.MODEL_ID.lower())
+SIMULATED: Final = "sim"
+DEMO_NAMES: Final = ("smollm2", "smollm2-135m-instruct")
 
 
 class ModelSource(Protocol):
@@ -70,15 +67,14 @@ def open_model(path_or_name: str, load_format: LoadFormat = "auto") -> ModelSour
         if not (path_or_name and is_right(path)):
             raise ConfigError(f"no model {path_or_name!r}: --load-format {load_format} takes {wanted}")
         return open_path(path)
-    if path_or_name == sim.NAME:
-        return sim.BuiltInModel()
+    if path_or_name == SIMULATED:
+        return _built_in()
     if path_or_name.lower() in DEMO_NAMES:
-        with console_progress() as progress:
-            return GgufModel(demo.fetch(progress), demo.MODEL_ID)
+        return _demo()
     if path_or_name and path.is_dir():
-        return HfFolder(path)
+        return _folder(path)
     if path.is_file() and path.suffix == ".gguf":
-        return GgufModel(path)
+        return _gguf(path)
     wanted = "give 'smollm2', a .gguf file, or a folder with config.json and *.safetensors"
     raise ConfigError(f"no model {path_or_name!r}: {_of_a_hub(path_or_name) or wanted}")
 
@@ -87,8 +83,43 @@ def open_described(path_or_name: str, load_format: LoadFormat = "auto") -> Model
     """Open a model for its configuration and tokenizer alone: a folder needs no weights. Raises `ConfigError`."""
     folder = Path(path_or_name).expanduser()
     if load_format in ("auto", "safetensors") and path_or_name and (folder / "tokenizer.json").is_file():
-        return DummyModel(folder)
+        return _dummy(folder)
     return open_model(path_or_name, load_format)
+
+
+# A process opens one model, of one of these kinds, and imports no other.
+
+
+def _built_in() -> ModelSource:
+    from diptych.checkpoints.simulated import BuiltInModel
+
+    return BuiltInModel()
+
+
+def _demo() -> ModelSource:
+    from diptych.checkpoints import demo
+    from diptych.checkpoints.gguf_model import GgufModel
+
+    with demo.console_progress() as progress:
+        return GgufModel(demo.fetch(progress), demo.MODEL_ID)
+
+
+def _folder(path: Path) -> ModelSource:
+    from diptych.checkpoints.hf_folder import HfFolder
+
+    return HfFolder(path)
+
+
+def _gguf(path: Path) -> ModelSource:
+    from diptych.checkpoints.gguf_model import GgufModel
+
+    return GgufModel(path)
+
+
+def _dummy(path: Path) -> ModelSource:
+    from diptych.checkpoints.dummy import DummyModel
+
+    return DummyModel(path)
 
 
 def _of_a_hub(name: str) -> str:
@@ -103,9 +134,9 @@ def _of_a_hub(name: str) -> str:
 
 
 PATHS: Final[Mapping[str, tuple[Callable[[Path], ModelSource], Callable[[Path], bool], str]]] = {
-    "safetensors": (HfFolder, Path.is_dir, "a folder with config.json and *.safetensors"),
-    "gguf": (GgufModel, Path.is_file, "a GGUF file"),
-    "dummy": (DummyModel, Path.is_dir, "a folder with config.json"),
+    "safetensors": (_folder, Path.is_dir, "a folder with config.json and *.safetensors"),
+    "gguf": (_gguf, Path.is_file, "a GGUF file"),
+    "dummy": (_dummy, Path.is_dir, "a folder with config.json"),
 }
 
 

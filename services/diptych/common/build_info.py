@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Gauge, Info
 
+from diptych.common.version import own_version
+
 if TYPE_CHECKING:
     from diptych.common.trust.tls import Tls
 
 
 def register_version(registry: CollectorRegistry) -> None:
     """Register `diptych_build_info`."""
-    from importlib.metadata import version  # it brings what reads archives: only a process that serves needs it
-
-    Info("diptych_build", "1, with the version of Diptych", registry=registry).info({"version": version("diptych")})
+    Info("diptych_build", "1, with the version of Diptych", registry=registry).info({"version": own_version()})
 
 
 def register_certificate_expiry(registry: CollectorRegistry, tls: Tls | None) -> None:

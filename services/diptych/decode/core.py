@@ -338,6 +338,7 @@ class DecodeCore:
             output_step_s=output_step_s,
             context_token_s=context_token_s,
             prompt_token_s=prompt_token_s,
+            tiers=self._cache.prices(),
         )
 
     @property

@@ -9,6 +9,7 @@ from typing import Final
 from diptych.generation.attention_tokens import AttentionWish, TokenAttention
 from diptych.generation.finish import Finish
 from diptych.generation.grammar import Grammar, GrammarKind, Preamble
+from diptych.generation.logit_processor import ProcessorChoice
 from diptych.generation.logprobs import TokenLogprobs
 from diptych.generation.request_groups import Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
@@ -110,6 +111,7 @@ def params_from_wire(wire: inference_pb2.SamplingParams) -> SamplingParams:
         logit_bias=dict(wire.logit_bias),
         allowed_token_ids=tuple(wire.allowed_token_ids),
         attention=_wish_from_wire(wire.attention) if wire.HasField("attention") else None,
+        processor=_processor_from_wire(wire.processor) if wire.HasField("processor") else None,
         grammar=grammar_from_wire(wire.grammar),
     )
 
@@ -136,8 +138,17 @@ def params_to_wire(params: SamplingParams) -> inference_pb2.SamplingParams:
         prompt_logprobs=params.prompt_logprobs,
         prompt_logprobs_start=params.prompt_logprobs_start or None,
         attention=None if params.attention is None else _wish_to_wire(params.attention),
+        processor=None if params.processor is None else _processor_to_wire(params.processor),
         grammar=None if params.grammar is None else grammar_to_wire(params.grammar),
     )
+
+
+def _processor_from_wire(wire: inference_pb2.LogitProcessor) -> ProcessorChoice:
+    return ProcessorChoice(wire.name, wire.params or "{}")
+
+
+def _processor_to_wire(choice: ProcessorChoice) -> inference_pb2.LogitProcessor:
+    return inference_pb2.LogitProcessor(name=choice.name, params=choice.params)
 
 
 def grammar_from_wire(wire: inference_pb2.Grammar) -> Grammar | None:

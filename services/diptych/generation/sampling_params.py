@@ -9,6 +9,7 @@ from typing import Final
 from diptych.common.errors import InvalidRequest
 from diptych.generation.attention_tokens import AttentionWish
 from diptych.generation.grammar import Grammar
+from diptych.generation.logit_processor import ProcessorChoice
 from diptych.generation.stop.pattern import compile_stop
 
 MAX_STOP_STRINGS = 16
@@ -51,6 +52,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     prompt_logprobs_start: int = 0  # for those behind this place only: KV of what is before it may come from a cache
     attention: AttentionWish | None = None  # report which earlier tokens each output token looked at most
+    processor: ProcessorChoice | None = None  # changes logits, behind bias and penalties and before what forbids tokens
     grammar: Grammar | None = None  # that the output must match; it also says where the output ends
 
     @property
@@ -62,7 +64,7 @@ class SamplingParams:
         """Nothing but temperature, top-k and top-p bears on the choice, and nothing is reported about it."""
         extras = self.has_penalties or self.min_p or self.logit_bias or self.min_tokens or self.grammar
         reports = self.logprobs is not None or self.attention is not None
-        return not extras and not self.allowed_token_ids and not reports
+        return not (extras or self.allowed_token_ids or self.processor or reports)
 
     def validate(self) -> None:
         """Raise `InvalidRequest`, naming the field, for a value out of range."""
@@ -84,6 +86,8 @@ class SamplingParams:
             self.grammar.validate()
         if self.attention is not None:
             self.attention.validate(max_tokens)
+        if self.processor is not None:
+            self.processor.validate()
 
     def validate_for(self, vocab_size: int) -> None:
         """Raise `InvalidRequest`, naming the field, for a token outside the vocabulary, or for more than there are."""

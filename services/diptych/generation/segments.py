@@ -20,6 +20,7 @@ from diptych.common.arrays import I64, U64
 from diptych.common.errors import InvalidRequest
 
 DIGEST_BYTES: Final = 32
+CHANNELS: Final = 3  # of a pixel, a byte each
 
 _BELOW_ZERO: Final = np.uint64(1 << 63)
 _PLACE_STEP: Final = np.uint64(0x9E3779B97F4A7C15)  # odd, as every multiplier here

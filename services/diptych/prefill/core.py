@@ -257,7 +257,8 @@ class PrefillCore:
         return bool(self._queue)
 
     def sampling(self) -> SamplingBatch:
-        return build_sampling(self._step.sampled, self._limits.eos_ids, self._limits.vocab_size)
+        limits = self._limits
+        return build_sampling(self._step.sampled, limits.eos_ids, limits.vocab_size, limits.processors)
 
     def commit(self, result: StepResult, now_s: float) -> None:
         self._pace.end(now_s - result.late_s)

@@ -9,46 +9,43 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from importlib.metadata import version
-from typing import Final, Protocol
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from diptych.checkpoints.source import bounded, open_described
 from diptych.common import event_loop, lifecycle
-from diptych.common.errors import ConfigError, DiptychError
+from diptych.common.errors import ConfigError
 from diptych.common.garbage import search_when_idle, spare_what_stays
 from diptych.common.health.health import HealthServer
 from diptych.common.logging import setup
-from diptych.common.members.kubernetes_api import in_cluster, worker_pods
 from diptych.common.members.membership_client import Evicted, MembershipWatcher, Registration
-from diptych.common.members.pods import Pod, vanished
 from diptych.common.net import descriptors
 from diptych.common.trust.instance_secret import InstanceSecret
 from diptych.common.trust.token_files import inheritable
 from diptych.common.trust.trust import Trust, forget_token
+from diptych.common.version import own_version
 from diptych.router.choose import page_chain, page_set
 from diptych.router.config import RouterConfig
 from diptych.router.keys import ledger
 from diptych.router.keys.exchange import KeyExchange
 from diptych.router.process.health import page_of_process
-from diptych.router.process.processes import run_processes
 from diptych.router.process.share import Share, share_of_this_process
 from diptych.router.text.parsing.message_formats import AUTO, MessageFormats
 from diptych.router.tracing.tracer import OpenExport, export_of
 from diptych.router.values.request import ServedModel
 from diptych.router.wiring import STOP_GRACE_S, Router, build
-from diptych.router.workers.fleet import Membership
 from diptych.tokens.chat_template import read_template
 from diptych.tokens.tokenizer import stay_in_the_callers_thread
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import Instance
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from diptych.router.process.pod_check import PodCheck
 
-INTERVAL_S: Final = 5.0  # between two looks at pods
+logger = logging.getLogger(__name__)
 
 
 def main(config: RouterConfig) -> int:
@@ -61,6 +58,8 @@ def main(config: RouterConfig) -> int:
     open_export = export_of(os.environ)
     share = share_of_this_process()
     if config.workers > 1 and share is None:
+        from diptych.router.process.processes import run_processes
+
         with inheritable(config, os.environ) as shared_config:
             return run_processes(shared_config)
     forget_token()
@@ -158,6 +157,9 @@ async def _serve(
 def _pod_check(config: RouterConfig, watcher: MembershipWatcher) -> PodCheck | None:
     if not config.endpoint_slices:
         return None
+    from diptych.common.members.kubernetes_api import in_cluster, worker_pods
+    from diptych.router.process.pod_check import PodCheck
+
     api = in_cluster()
     return PodCheck(watcher, lambda: worker_pods(api, config.endpoint_slices))
 
@@ -174,7 +176,7 @@ def _record(config: RouterConfig, model: ServedModel, router: Router, health_por
         model_id=model.model_id,
         started_as=model.model_id,
         state=bootstrap_pb2.INSTANCE_STATE_READY,
-        version=version("diptych"),
+        version=own_version(),
         pod=config.pod_name,
     )
 
@@ -228,61 +230,3 @@ async def _wait_until_ended(servers: Collection[asyncio.Task[None]], stop: event
     await asyncio.wait((ended, hurry), timeout=max(0.0, timeout_s), return_when=asyncio.FIRST_COMPLETED)
     ended.cancel()
     hurry.cancel()
-
-
-class Members(Membership, Protocol):
-    """What bootstrap says."""
-
-    def retained(self) -> Mapping[int, Instance]:
-        """Those that no connected replica lists."""
-        ...
-
-
-class PodCheck:
-    """A membership without those whose pods, as Kubernetes lists them, are gone. `run` must be running.
-
-    All pods are asked for again and again, and none is watched: there is no event to lose. While the API can't be
-    asked, what it said last is kept: an instance whose pod is gone never comes back.
-    """
-
-    def __init__(self, members: Members, list_pods: Callable[[], Mapping[str, Pod]]) -> None:
-        """`list_pods` blocks, and raises `DiptychError` while the API can't be asked."""
-        self._members = members
-        self._list_pods = list_pods
-        self._pods: Mapping[str, Pod] = {}
-        self._seen: set[str] = set()
-        self._is_away = False  # the API
-        self._listeners: list[Callable[[], None]] = []
-
-    def instances(self) -> Mapping[int, Instance]:
-        listed = self._members.instances()
-        gone = vanished(self._members.retained().values(), self._seen, self._pods)
-        return {key: value for key, value in listed.items() if key not in gone} if gone else listed
-
-    def has_ended(self, instance_id: int) -> bool:
-        return self._members.has_ended(instance_id)
-
-    def add_listener(self, listener: Callable[[], None]) -> None:
-        self._members.add_listener(listener)
-        self._listeners.append(listener)
-
-    async def run(self) -> None:
-        """Look again and again, until cancelled."""
-        while True:
-            await self.look()
-            await asyncio.sleep(INTERVAL_S)
-
-    async def look(self) -> None:
-        """Take in all pods of now."""
-        try:
-            self._pods = await asyncio.to_thread(self._list_pods)
-        except DiptychError as error:
-            if not self._is_away:
-                logger.warning("can't list pods (%s): going on with those of before", error)
-            self._is_away = True
-            return
-        self._is_away = False
-        members = {member.pod for member in self._members.instances().values()}
-        self._seen = (self._seen & members) | self._pods.keys()  # who is no member needs no memory
-        for listener in self._listeners:
-            listener()

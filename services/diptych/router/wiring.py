@@ -21,8 +21,6 @@ from diptych.router.admission.in_flight import InFlight
 from diptych.router.admission.queue import AdmissionLimits
 from diptych.router.admission.shedder import Shedder
 from diptych.router.admission.ttft_gate import TtftGate
-from diptych.router.batches.batches import Batches
-from diptych.router.batches_wiring import Watched, new_batches
 from diptych.router.choose.breakers import Breakers
 from diptych.router.choose.explain import Explanations
 from diptych.router.choose.pairing import TEXT_KINDS, VECTOR_KINDS
@@ -32,10 +30,7 @@ from diptych.router.config import RouterConfig
 from diptych.router.grpc.inference import INFERENCE, InferenceService
 from diptych.router.grpc.server import CallGate, GrpcServer, MessageReader
 from diptych.router.http.exchange.app import clients_app, operators_app
-from diptych.router.http.openai.batch_lines import LineServer
 from diptych.router.http.operate.about import with_all_metrics
-from diptych.router.images.fetch import ImageFetcher
-from diptych.router.images.reader import ImageReader
 from diptych.router.keys.caller import Callers
 from diptych.router.keys.ledger import Ledger
 from diptych.router.keys.opened import open_callers
@@ -62,8 +57,10 @@ from diptych.router.workers.drain import DrainableApp, OpenRequests, RouterDrain
 from diptych.router.workers.fleet import AnyOf, Fleet, Membership
 from diptych.router.workers.reconciler import Reconciler
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # of what most routers have not
+    from diptych.router.batches.batches import Batches
     from diptych.router.console.console import Console
+    from diptych.router.images.reader import ImageReader
 
 MAX_CONNECTIONS: Final = 8192  # of HTTP; of gRPC as many
 MAX_CONNECTION_S: Final = 60.0  # of gRPC, before a client is told to connect anew
@@ -182,6 +179,9 @@ def build(
     callers = _callers(config, metrics, share)
     batches = None
     if config.batch_store:
+        from diptych.router.batches_wiring import Watched, new_batches
+        from diptych.router.http.openai.batch_lines import LineServer
+
         serve = LineServer(pipelines, callers).serve
         watched = [Watched(each.fleet, each.in_flight) for each in served]
         batches = new_batches(config, pipelines, watched, admission, serve, metrics)
@@ -296,6 +296,9 @@ def _preparer(config: RouterConfig, model: ServedModel, fleet: Fleet, shared: Sh
 def _images(config: RouterConfig, model: ServedModel) -> ImageReader | None:
     if model.vision is None:
         return None
+    from diptych.router.images.fetch import ImageFetcher
+    from diptych.router.images.reader import ImageReader
+
     fetcher = ImageFetcher(config.image_urls, max_bytes=config.max_image_bytes, timeout_s=config.image_fetch_s)
     threads = FairThreadPool(config.image_threads, "images")
     max_reading = max(1, min(MAX_READING, config.max_concurrent // 4))  # places are left for requests without images

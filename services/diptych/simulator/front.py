@@ -22,7 +22,7 @@ from diptych.router.choose.explain import Selection
 from diptych.router.choose.moves import LOOK_S, Moves, RunningOutput, departures
 from diptych.router.choose.pairing import has_fresh, least_blamed
 from diptych.router.choose.policies import plan_of
-from diptych.router.choose.policies.cost import Outlook, outlook_of
+from diptych.router.choose.policies.outlook import Outlook, outlook_of
 from diptych.router.serve.moving import MIN_MOVED, PATIENCE_S, Move
 from diptych.router.values.failure import LegFailure
 from diptych.router.workers.legs import Leg, Work
@@ -205,7 +205,8 @@ class Front:
             prefixes.sent({pair.prefill_id, pair.decode_id}, chains)
 
         key = prompt_hash(prompt.ids[:PREFIX_TOKENS])
-        return FoundPrompt(len(prompt), key, prefixes.cached_tokens(chains), sent, chains)
+        found = prefixes.find(chains)
+        return FoundPrompt(len(prompt), key, found.num_tokens, sent, chains, found.lower)
 
     def _start(self, served: Served, selection: Selection) -> None:
         """Send the legs of the next attempt."""

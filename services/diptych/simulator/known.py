@@ -158,7 +158,8 @@ class KnownWorkers:
             known.num_news += 1
             delta = news.cached
             is_first = known.num_news == 1
-            self.prefixes.told.apply(worker_id, KvNews(known.num_news, is_first, delta.removed, delta.stored))
+            news_of_cache = KvNews(known.num_news, is_first, delta.removed, delta.stored, below=delta.below)
+            self.prefixes.told.apply(worker_id, news_of_cache)
 
     def _forget(self, record: Record) -> None:
         """A worker is gone: whoever has a leg there hears of it."""

@@ -30,6 +30,16 @@ RETRIES: Final = RetryLimits(first_wait_s=1.5, lost_wait_s=1.5)
 
 
 @dataclass(frozen=True, slots=True)
+class TierSetup:
+    """A tier of the prefix cache below the KV pool."""
+
+    name: str = "files"
+    num_pages: int = 100_000
+    bytes_per_s: float = 5e9  # at which pages come back, one load after the other
+    base_s: float = 0.001  # of each load beside
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSetup:
     """One worker. As it is: Llama-3-8B in bfloat16 on an H200."""
 
@@ -49,6 +59,7 @@ class WorkerSetup:
     )
     scheduling: Scheduling = FCFS
     pin_share: float = PIN_SHARE  # of its pages, for sessions that are away; 0: none, and no job goes first
+    tiers: tuple[TierSetup, ...] = ()  # in the order in which evicted pages go down
 
     @property
     def prompt_cost(self) -> PromptCost:

@@ -16,7 +16,7 @@ from diptych.generation.slo import Slo
 from diptych.router.admission.in_flight import InFlight, InFlightRequest
 from diptych.router.admission.shedder import Shedder
 from diptych.router.choose.explain import Selection
-from diptych.router.choose.policies.cost import Outlook
+from diptych.router.choose.policies.outlook import Outlook
 from diptych.router.errors import Shed
 from diptych.router.values.slo_tiers import DEFAULT_TIER, Tier, Tiers
 from diptych.simulator.served import Served

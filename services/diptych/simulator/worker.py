@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from diptych.common.members.roles import LegKind
 from diptych.engine.cache.cache_changes import CacheChanges
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.values.batch import StepResult
@@ -28,6 +29,7 @@ from diptych.generation.output import LEAVING, Output
 from diptych.generation.request_groups import Account, Life
 from diptych.simulator.clock import Clock
 from diptych.simulator.decisions import StepRecord
+from diptych.simulator.media.tiers import SimTier
 from diptych.simulator.messages import Command, NewLeg, News
 from diptych.simulator.prompts import OUTPUT_TOKEN
 from diptych.simulator.setup import VOCAB_SIZE, Setup, WorkerSetup
@@ -65,6 +67,7 @@ class SimWorker:
         self.num_open_pages = 0  # on their way to peers
         self.is_closed = False  # takes nothing new
         self.given: dict[int, int] = {}  # output tokens that have been told of, by room
+        self.tiers = [SimTier(each, self.page_nbytes, clock, self.hear) for each in setup.tiers]
         self.cache = KvCache(
             num_pages=setup.num_pages,
             page_size=setup.page_size,
@@ -72,7 +75,9 @@ class SimWorker:
             max_tokens_per_request=platform.context_len,
             changes=CacheChanges(),
             pin_share=setup.pin_share,
+            tiers=self.tiers,
         )
+        self.cache.compute_s = self._compute_s
         limits = Limits(
             *(platform.context_len, VOCAB_SIZE, frozenset(), setup.max_step_tokens, setup.max_requests),
             scheduling=setup.scheduling,
@@ -104,6 +109,13 @@ class SimWorker:
     def num_open_rooms(self) -> int:
         """Rooms that are open, or about to be."""
         return self.core.report().num_open_rooms + len(self._commands)
+
+    def _compute_s(self, start: int, end: int) -> float:
+        """Return what `PrefillMeter` would, once it knows the steps."""
+        if not self.role.serves(LegKind.PREFILL):
+            return 0.0
+        model, pairs = self.setup.step_model, (end**2 - start**2) / 2
+        return float(model.seconds(StepShape(0, 0, end - start, pairs, 1)) - max(model.step, model.prompt_step))
 
     # what it hears
 
@@ -260,11 +272,11 @@ class SimWorker:
     def _start(self, leg: NewLeg) -> Start:
         """Return the request of a leg, as `codec.start_from_wire` makes it."""
         self._call_of[leg.room] = leg.call
-        room_left = max(1, self.core.max_tokens - len(leg.prompt))
+        room_left, params = max(1, self.core.max_tokens - len(leg.prompt)), leg.params
         request = new_request(
             leg.room,
             leg.prompt.ids,
-            replace(leg.params, max_tokens=min(leg.params.max_tokens, room_left)),
+            params if params.max_tokens <= room_left else replace(params, max_tokens=room_left),
             account=Account(leg.tenant),
             life=Life(arrival_s=self._clock.now_s),
             slo=leg.slo,

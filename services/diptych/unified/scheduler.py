@@ -8,16 +8,16 @@ from typing import NoReturn
 
 from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.drafting.ahead import AHEAD
-from diptych.engine.drafting.new_drafter import new_drafter
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.options.speculation import parse_speculate
 from diptych.engine.schedule.adapter_turns import Turns
+from diptych.engine.schedule.running import Drafter
 from diptych.engine.scheduler.kv_backends import open_transport
 from diptych.engine.scheduler.process import run_scheduler
 from diptych.engine.values.batch import DraftModel
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.scheduler_core import SchedulerCore
+from diptych.generation.request_groups import NO_DRAFTS
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.unified.core import UnifiedCore
 
@@ -30,13 +30,22 @@ def build_core(
     turns: Turns,
     draft_model: DraftModel,
 ) -> SchedulerCore:
-    source = parse_speculate(config.engine.speculate).source
-    asks = AHEAD.get(source)
-    ahead = None if asks is None else asks(draft_model, cache.page_table, cache.page_size)
-    drafter = new_drafter(source, limits, time.monotonic, ahead)
+    drafter = _drafter(cache, limits, parse_speculate(config.engine.speculate).source, draft_model)
     return UnifiedCore(
         cache, limits, config.transfer, layout.page_nbytes, Role(config.role), turns=turns, drafter=drafter
     )
+
+
+def _drafter(cache: KvCache, limits: Limits, source: str, draft_model: DraftModel) -> Drafter | None:
+    """Return who drafts, if anybody does. Raises `ConfigError`."""
+    if source == NO_DRAFTS:
+        return None
+    from diptych.engine.drafting.ahead import AHEAD
+    from diptych.engine.drafting.new_drafter import new_drafter
+
+    asks = AHEAD.get(source)
+    ahead = None if asks is None else asks(draft_model, cache.page_table, cache.page_size)
+    return new_drafter(source, limits, time.monotonic, ahead)
 
 
 def main() -> NoReturn:

@@ -6,11 +6,15 @@ from hypothesis import strategies as st
 from diptych.engine.cache.cache_changes import CacheChanges, CacheDelta, NoChanges
 
 
-def applied(delta: CacheDelta, listener: set[int]) -> set[int]:
-    listener = set() if delta.cleared else listener
-    assert listener.isdisjoint(delta.stored)
-    assert listener.issuperset(delta.removed)
-    return listener.difference(delta.removed).union(delta.stored)
+def applied(delta: CacheDelta, listener: dict[int, int]) -> dict[int, int]:
+    """Return the level of each page that a listener knows."""
+    left = {} if delta.cleared else dict(listener)
+    for page_hash in delta.removed:
+        del left[page_hash]
+    for level, hashes in delta.placed():
+        assert all(left.get(page_hash) != level for page_hash in hashes) or delta.below, "it is no news"
+        left.update(dict.fromkeys(hashes, level))
+    return left
 
 
 def test_what_came_and_went_is_not_told() -> None:
@@ -50,15 +54,44 @@ def test_nobody_listens() -> None:
     assert not changes.pop()
 
 
-@given(st.lists(st.integers(0, 4) | st.sampled_from(["pop", "part", "clear"])))
-def test_a_listener_ends_up_with_the_same_set(steps: list[int | str]) -> None:
-    """A number stores or removes that hash."""
-    changes, actual, listener = CacheChanges(), set[int](), set[int]()
+def test_a_page_that_moves_is_told_where_it_is_now_and_no_more() -> None:
+    changes = CacheChanges()
+    changes.store([1, 2])
+    changes.move([2], 1)
+    changes.store([3], 2)
+    assert changes.pop() == CacheDelta(stored=(1,), below=((1, (2,)), (2, (3,))))
+    changes.move([2], 0)
+    changes.move([1], 1)
+    changes.remove([1], 1)
+    assert changes.pop() == CacheDelta(removed=(1,), stored=(2,))
+    changes.remove([3], 2)
+    changes.store([3], 2)
+    assert changes.is_empty
+    changes.remove([3], 2)
+    changes.store([3])
+    assert changes.pop() == CacheDelta(stored=(3,))
+
+
+hashes = st.integers(0, 4)
+moves = st.tuples(hashes, st.integers(0, 2))
+
+
+@given(st.lists(hashes | st.sampled_from(["pop", "part", "clear"]) | moves))
+def test_a_listener_ends_up_with_the_same_set(steps: list[int | str | tuple[int, int]]) -> None:
+    """A number stores or removes that hash; two move the first to the level of the second."""
+    changes, actual, listener = CacheChanges(), dict[int, int](), dict[int, int]()
     for step in [*steps, "pop"]:
         match step:
+            case int() if step in actual:
+                changes.remove([step], actual.pop(step))
             case int():
-                (changes.remove if step in actual else changes.store)([step])
-                actual ^= {step}
+                changes.store([step])
+                actual[step] = 0
+            case (page_hash, level) if page_hash in actual:
+                changes.move([page_hash], level)
+                actual[page_hash] = level
+            case (_, _):
+                pass
             case "clear":
                 changes.clear()
                 actual.clear()

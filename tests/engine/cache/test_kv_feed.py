@@ -75,3 +75,18 @@ def test_a_closed_feed_hears_nothing() -> None:
     feeds.close(feed)
     feeds.add(CacheDelta(stored=(1,)))
     assert feed.pop() is None
+
+
+def test_a_feed_tells_where_pages_have_moved() -> None:
+    feeds = KvFeeds()
+    feeds.add(CacheDelta(stored=(1, 2, 3)))
+    early = feeds.open()
+    early.pop()
+    feeds.add(CacheDelta(below=((1, (2, 3)),)))
+    late = feeds.open()
+    assert early.pop() == KvMessage(2, CacheDelta(below=((1, (2, 3)),)))
+    assert late.pop() == KvMessage(1, CacheDelta(cleared=True, stored=(1,), below=((1, (2, 3)),)))
+    feeds.add(CacheDelta(removed=(3,), stored=(2,)))
+    feeds.add(CacheDelta(below=((1, (3,)),)))
+    wanted = CacheDelta(stored=(2,))
+    assert (early.pop(), late.pop()) == (KvMessage(3, wanted), KvMessage(2, wanted)), "one came and went"

@@ -179,7 +179,7 @@ class CacheOverTiers(RuleBasedStateMachine):
             **BESIDE[beside],
         )
         self.running: list[Request] = []
-        self.told: set[int] = set()  # what a listener believes to be cached
+        self.told: dict[int, int] = {}  # what a listener believes to be cached, and in which level
 
     def tiers(self, kinds: str, num_slots: int) -> list[Tier]:
         tiers: list[Tier] = []
@@ -272,11 +272,13 @@ class CacheOverTiers(RuleBasedStateMachine):
         news = self.cache.changes.pop()
         if news.cleared:
             self.told.clear()
-        assert self.told >= set(news.removed)
-        self.told -= set(news.removed)
-        assert not self.told & set(news.stored)
-        self.told |= set(news.stored)
-        assert self.told == set(self.cache.tree.hashes())
+        for page_hash in news.removed:
+            del self.told[page_hash]
+        for level, hashes in news.placed():
+            self.told.update(dict.fromkeys(hashes, level))
+        found = [node for node in self.cache.tree.unlocked() if not node.is_withdrawn]
+        assert {self.told[page_hash] == node.level for node in found for page_hash in node.hashes.tolist()} <= {True}
+        assert self.told.keys() == set(self.cache.tree.hashes())
 
     def compute(self, one: Request, end: int | None = None) -> None:
         kv = kv_of(one.tokens[: end or one.num_tokens])

@@ -12,7 +12,7 @@ import zmq.asyncio
 from diptych.common.members.roles import Role
 from diptych.engine import EngineOptions
 from diptych.engine.frontend.scheduler_client import SchedulerClient, SchedulerDied, start_scheduler
-from diptych.engine.nodes.leading import Alone
+from diptych.engine.nodes.company import Alone
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.v1 import engine_pb2

@@ -16,7 +16,8 @@ from diptych.engine.sim.hardware import IMPOSSIBLE, SimRunner
 from diptych.engine.sim.marked_pages import MarkedPages
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, SamplingBatch
 from diptych.engine.values.step_model import StepModel
-from diptych.kvtransfer.layout import DTYPE_NBYTES, PoolLayout
+from diptych.kvtransfer.dtypes import DTYPE_NBYTES
+from diptych.kvtransfer.layout import PoolLayout
 
 SPEECH = SimVocabulary(np.arange(100, 201))
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]

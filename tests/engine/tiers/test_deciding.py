@@ -10,11 +10,11 @@ import pytest
 from diptych.engine.cache.page_ids import PageId, groups
 from diptych.engine.tiers.breaker import FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker
 from diptych.engine.tiers.doorkeeper import LONG_TOKENS, Doorkeeper
-from diptych.engine.tiers.object_room import surplus
-from diptych.engine.tiers.object_store import Entry
 from diptych.engine.tiers.page_format import HEADER_NBYTES, header, is_sound, rank_terms, terms_digest, whose
 from diptych.engine.tiers.runs import MOST_ENDS, WIDTH, RunIndex, RunSearch, TextSearch, in_folders, run_pages
 from diptych.engine.tiers.segments import TRAILER_NBYTES, Location, SegmentFormat, SegmentIndex, Table
+from diptych.engine.tiers.stores.object_room import surplus
+from diptych.engine.tiers.stores.object_store import Entry
 
 TERMS = terms_digest({"weights": "a"})
 PAGE = PageId(3, 5, 4, bytes(range(16)))

@@ -18,9 +18,10 @@ import pytest
 from tier_scenes import MIB, PAGE, PAGE_NBYTES, RECORD, SOON_S, Life, page_ids
 
 from diptych.engine.cache.page_ids import PageId
-from diptych.engine.tiers import breaker, page_files, page_format, page_reader, segments
-from diptych.engine.tiers.disk import NOT_CACHED, Disk
+from diptych.engine.tiers import breaker, file_reader, page_files, page_format, page_reader, segments
+from diptych.engine.tiers.disk import Disk
 from diptych.engine.tiers.page_format import HEADER_NBYTES
+from diptych.engine.tiers.record_bytes import Landing
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.window_pages import WindowPages
 
@@ -57,8 +58,8 @@ class OddDisk(Disk):
         assert self.reads.wait(SOON_S)
         return super().read(descriptor, buffers, offset)
 
-    def read_cached(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
-        return NOT_CACHED
+    def read_cached(self, descriptor: int, landing: Landing, offset: int) -> None:
+        pass
 
     def write(self, descriptor: int, data: memoryview, offset: int) -> None:
         self.is_writing.set()
@@ -290,16 +291,16 @@ def test_a_file_that_does_not_close_keeps_no_scheduler_waiting(
     new_life: NewLife, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one_life(new_life())
-    is_closing, closes, close_files = threading.Event(), threading.Event(), page_files.FileReader.rest
+    is_closing, closes, close_files = threading.Event(), threading.Event(), file_reader.FileReader.rest
 
-    def close_slowly(reader: page_files.FileReader) -> None:
+    def close_slowly(reader: file_reader.FileReader) -> None:
         is_closing.set()
         assert closes.wait(SOON_S)
         close_files(reader)
 
     life = new_life()
     know_the_medium(life)
-    monkeypatch.setattr(page_files.FileReader, "rest", close_slowly)
+    monkeypatch.setattr(file_reader.FileReader, "rest", close_slowly)
     one = life.ask(TEXT)
     assert is_closing.wait(SOON_S)
     assert life.files.reader._changed.acquire(timeout=SOON_S / 4), "it is held by who closes"

@@ -20,11 +20,11 @@ from diptych.engine.cache.page_ids import PageId, groups
 from diptych.engine.tiers import breaker, page_objects, page_writer
 from diptych.engine.tiers.file_tier import FileTier
 from diptych.engine.tiers.object_asker import Asked, ObjectAsker
-from diptych.engine.tiers.object_room import Room
 from diptych.engine.tiers.page_files import PageFiles
 from diptych.engine.tiers.page_format import HEADER_NBYTES, whose
 from diptych.engine.tiers.records import Run
 from diptych.engine.tiers.runs import object_name
+from diptych.engine.tiers.stores.object_room import Room
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.page_hash import extra_key
@@ -393,7 +393,9 @@ def test_a_store_that_takes_nothing_keeps_nobody_waiting(
     assert life.shared.counts.written.num_dropped == (NUM_RUNS - 2) * RUN
     store.opens.set()
     life.finish_writes()
+    store.opens.clear()
     life.compute([0, *TEXT], num_uses=1)
+    store.opens.set()
     life.finish_writes()
     assert len(store.runs()) == 4, "what was dropped is given again, as far as there is room"
 

@@ -10,7 +10,7 @@ import pytest
 
 from diptych.generation.slo import Slo
 from diptych.router.admission.shed import NOTHING_SEEN, Seen, pressure, shares
-from diptych.router.choose.policies.cost import Outlook
+from diptych.router.choose.policies.outlook import Outlook
 
 SLOS = {
     "default": Slo(1.0, 0.1),

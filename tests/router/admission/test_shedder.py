@@ -11,7 +11,7 @@ from diptych.generation.slo import Slo
 from diptych.router.admission.in_flight import InFlight, InFlightRequest
 from diptych.router.admission.shed import Seen
 from diptych.router.admission.shedder import PRESENT_S, REFRESH_S, Shedder
-from diptych.router.choose.policies.cost import Outlook
+from diptych.router.choose.policies.outlook import Outlook
 from diptych.router.errors import Shed
 from diptych.router.values.slo_tiers import Tier, Tiers
 

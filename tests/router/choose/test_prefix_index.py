@@ -14,7 +14,7 @@ from diptych.engine.cache.kv_feed import MAX_HASHES, KvFeed, KvFeeds, KvMessage
 from diptych.engine.cache.tier import SlotPool
 from diptych.engine.cache.tree.radix import RadixTree
 from diptych.generation.page_hash import page_hashes
-from diptych.router.choose.prefix_index import KvNews, PrefixIndex
+from diptych.router.choose.prefix_index import KvNews, PrefixIndex, TierPart
 
 
 def test_the_longest_prefix_of_each_holder_is_found() -> None:
@@ -105,7 +105,7 @@ class TreeAndRouter(RuleBasedStateMachine):
         self.start()
 
     def copied_pages(self) -> set[int]:
-        return set(self.index._holders[self.worker].pages.hashes().tolist())
+        return {page for pages in self.index._holders[self.worker].sets for page in pages.hashes().tolist()}
 
     @rule()
     def reconnect(self) -> None:
@@ -154,7 +154,7 @@ class TreeAndRouter(RuleBasedStateMachine):
         if self.wire:
             message = self.wire.popleft()
             delta = message.delta
-            news = KvNews(message.sequence, delta.cleared, delta.removed, delta.stored, message.more)
+            news = KvNews(message.sequence, delta.cleared, delta.removed, delta.stored, message.more, delta.below)
             if not self.index.apply(self.worker, news):
                 self.feeds.start_again(self.feed)
             pages = self.copied_pages()
@@ -171,6 +171,10 @@ class TreeAndRouter(RuleBasedStateMachine):
             self.send(2)
         assert self.index.is_in_sync(self.worker)
         assert self.copied_pages() == set(self.tree.hashes())
+        holder = self.index._holders[self.worker]
+        in_tiers = {page for pages in holder.lower.values() for page in pages.hashes().tolist()}
+        lower = [node for node in self.tree.unlocked() if node.level]
+        assert in_tiers == {page for node in lower for page in node.hashes.tolist()}
         prompt = np.array(text, np.int64)
         num_pages = self.tree.peek(prompt)
         assert self.index.holders({1: page_hashes(prompt, 1)}) == ({self.worker: num_pages} if num_pages else {})
@@ -239,3 +243,27 @@ def test_of_many_pages_what_only_one_has_is_estimated() -> None:
     found = index.only_here()
     assert found[1] == pytest.approx(40_000, rel=0.12)
     assert found[2] < 1000
+
+
+def test_what_lies_in_tiers_is_told_by_level_and_moves() -> None:
+    """Five pages: two are in the pool, two in the first tier and one in the third."""
+    index = PrefixIndex()
+    index.apply(1, KvNews(1, cleared=True, stored=[10, 11], below=[(1, [12, 13]), (3, [14])]))
+    index.apply(2, KvNews(1, cleared=True, stored=[10]))
+    index.apply(3, KvNews(1, cleared=True, below=[(2, [10, 11])]))
+    chain = {16: [10, 11, 12, 13, 14, 15]}
+    found = index.find(chain)
+    assert found.num_tokens == index.holders(chain) == {1: 80, 2: 16, 3: 32}
+    assert found.lower == {1: [TierPart(1, 32, 64), TierPart(3, 64, 80)], 3: [TierPart(2, 0, 32)]}
+    assert (index.num_pages(1), index.only_here()) == (5, {1: 3, 2: 0, 3: 0})
+    index.apply(1, KvNews(2, removed=[14], stored=[12, 13], below=[(1, [11])]))
+    assert index.num_pages(1) == 4
+    index.apply(1, KvNews(3, stored=[11]))
+    found = index.find(chain)
+    assert (found.num_tokens[1], set(found.lower)) == (64, {3})
+
+
+def test_a_worker_that_tells_of_more_tiers_than_any_has_is_not_believed() -> None:
+    index = PrefixIndex()
+    index.apply(1, KvNews(1, cleared=True, below=[(level, [level]) for level in range(1, 10)]))
+    assert not index.is_in_sync(1)

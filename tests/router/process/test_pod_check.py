@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from diptych.common.errors import Unavailable
 from diptych.common.members.pods import Pod
-from diptych.router.main import PodCheck
+from diptych.router.process.pod_check import PodCheck
 from diptych.v1.bootstrap_pb2 import Instance
 
 A, B = Instance(instance_id=1, pod="a"), Instance(instance_id=2, pod="b")

@@ -21,6 +21,7 @@ def main(config: BuildConfig) -> int:
 
 def _parts() -> dict[str, Callable[[], Path]]:
     from diptych.engine.drafting import suffix_index
+    from diptych.engine.tiers import record_bytes
     from diptych.kernels import cpu
     from diptych.kvtransfer.ucx import binding
     from diptych.router.choose import page_chain, page_set
@@ -33,6 +34,7 @@ def _parts() -> dict[str, Callable[[], Path]]:
         "page names": page_chain.build,
         "counts of keys": ledger.build,
         "draft guesses": suffix_index.build,
+        "pages in files": record_bytes.build,
     }
     if find_spec("triton"):
         from diptych.kernels.gpu import launcher

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from diptych.architectures.config import ModelConfig
+from diptych.architectures.fair_shares import check_divides, check_experts
 from diptych.architectures.registry import from_hf
 from diptych.checkpoints.gguf_model import GgufModel
 from diptych.checkpoints.hf_folder import quantization_of, read_scheme, with_processor
 from diptych.checkpoints.quantization.declared import Declared, check_groups, declared
-from diptych.checkpoints.shard import check_divides, check_experts
 from diptych.cli.reports.model_report import Plan, as_json, as_text
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
@@ -21,7 +21,7 @@ from diptych.common.json_file import read_json
 from diptych.engine.options.config import KV_WINDOWS, KvWindows, Quantization
 from diptych.kernels.integer_layout import IntegerLayout, layout_of
 from diptych.kernels.quantized import INT4_GROUPS, STRIP, QuantizedArray
-from diptych.kvtransfer.layout import DTYPE_NBYTES
+from diptych.kvtransfer.dtypes import DTYPE_NBYTES
 from diptych.planner.placing import check_placed
 
 MAX_NODES: Final = 8  # of a worker that is proposed

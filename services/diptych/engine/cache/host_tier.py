@@ -5,13 +5,15 @@ Bookkeeping only; `PageCopier` moves the bytes, at once or beside the steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from diptych.common.arrays import I32
 from diptych.engine.cache.page_ids import PageId
 from diptych.engine.cache.tier import SlotPool, Slots
 from diptych.kvtransfer.ownership import Pages
+
+KEPT: Final = 0.9  # of what is known of restores, when one more is
 
 
 class PageCopies(Protocol):
@@ -56,9 +58,13 @@ class PageCopier(PageCopies, Protocol):
 class HostTier(SlotPool):
     """Implements `Tier`. The level above it is the KV pool, and nobody else fills it."""
 
-    def __init__(self, num_slots: int, copier: PageCopies) -> None:
+    def __init__(self, num_slots: int, copier: PageCopies, clock: Callable[[], float] = lambda: 0.0) -> None:
+        """`clock` measures copies, for routers; without one they are told as free."""
         super().__init__(num_slots)
         self._copier = copier
+        self._clock = clock
+        self._pages = self._seconds = 0.0  # of restores, of which the last ones count most
+        self._begun: dict[int, tuple[int, float]] = {}  # pages, and since when, of restores that are under way
 
     def has(self, page_id: PageId) -> bool:
         return False  # the tree knows all that is here
@@ -75,6 +81,12 @@ class HostTier(SlotPool):
     def load_s(self, num_places: int) -> float:
         return 0.0  # in any case far sooner than computed
 
+    def restore_s(self, num_places: int) -> float:
+        return num_places * self._seconds / self._pages if self._pages else 0.0
+
+    def came(self, number: int) -> None:
+        self._learn(*self._begun.pop(number))
+
     def save(self, places: I32, slots: Slots, ids: Sequence[PageId]) -> None:
         self._copier.save(places, slots)
 
@@ -82,7 +94,16 @@ class HostTier(SlotPool):
         self._copier.finish_saves()
 
     def restore(self, number: int, slots: Slots, pages: Pages) -> bool:
-        return self._copier.restore(number, slots, pages)
+        begun = len(slots), self._clock()
+        if not self._copier.restore(number, slots, pages):
+            self._begun[number] = begun
+            return False
+        self._learn(*begun)
+        return True
+
+    def _learn(self, num_pages: int, begun_s: float) -> None:
+        self._pages = KEPT * self._pages + num_pages
+        self._seconds = KEPT * self._seconds + self._clock() - begun_s
 
 
 class _NoCopier:

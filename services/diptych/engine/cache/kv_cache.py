@@ -37,7 +37,8 @@ from diptych.engine.cache.tree.pins import Pins
 from diptych.engine.cache.tree.radix import ALL_LEVELS, RadixTree
 from diptych.engine.cache.tree.radix_node import Insertion, Match, Node
 from diptych.engine.cache.turns import UNKNOWN
-from diptych.engine.values.core_report import CacheReport, Holders, TierReport
+from diptych.engine.cache.worth_loading import TierPrices
+from diptych.engine.values.core_report import CacheReport, Holders, TierPrice, TierReport
 from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.request import NO_PAGES, Request, Snapshot, page_names
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
@@ -110,6 +111,7 @@ class KvCache:
         self.moves = TierMoves(self.tree, self.pool, tiers, page_size)
         self.compute_s: ComputeSeconds = never_computed
         self._tiers = tiers
+        self._prices = TierPrices(tiers, page_size)
         self._duplicates: list[Pages] = []  # of shared pages, still read by steps or transfers
         self.pages_per_state = pages_per_state
         self.windows = windows
@@ -495,6 +497,10 @@ class KvCache:
             tool_returns=counts.returns,
             kept_returns=counts.kept_returns,
         )
+
+    def prices(self) -> tuple[TierPrice, ...]:
+        """Return what loads from each tier take."""
+        return self._prices.at(self.tree.now_s, len(self.moves), self.compute_s)
 
     def level_of(self, tier: Tier) -> int:
         """Return which level a tier of the cache is."""

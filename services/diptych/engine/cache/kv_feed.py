@@ -7,11 +7,13 @@ A slow listener gets fewer and larger messages, and what waits for it is bounded
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from diptych.engine.cache.cache_changes import CacheChanges, CacheDelta
+from diptych.engine.cache.tier import POOL
 
 MAX_HASHES: Final = 16384  # a message; 128 KiB
 
@@ -28,21 +30,30 @@ class KvMessage:
 class KvFeed:
     """One listener's news."""
 
-    def __init__(self, cached: Iterable[int]) -> None:
+    def __init__(self, cached: Mapping[int, int]) -> None:
+        """`cached`: the level of each page."""
         self._changes = CacheChanges()
         self._sequence = 0
         self._announced = False  # that more follows
         self.start_again(cached)
 
-    def start_again(self, cached: Iterable[int]) -> None:
+    def start_again(self, cached: Mapping[int, int]) -> None:
         self._changes.clear()
-        self._changes.store(cached)
+        for level, hashes in itertools.groupby(cached, key=cached.__getitem__):
+            self._changes.store(hashes, level)
 
-    def add(self, delta: CacheDelta) -> None:
+    def add(self, delta: CacheDelta, before: Mapping[int, int]) -> None:
+        """`before`: the levels of what was cached, of the pages that are removed or stored."""
         if delta.cleared:
             self._changes.clear()
-        self._changes.remove(delta.removed)
-        self._changes.store(delta.stored)
+        for level, gone in itertools.groupby(delta.removed, key=lambda each: before.get(each, POOL)):
+            self._changes.remove(gone, level)
+        for level, hashes in delta.placed():
+            if before.keys().isdisjoint(hashes):
+                self._changes.store(hashes, level)
+                continue
+            self._changes.store([each for each in hashes if each not in before], level)
+            self._changes.move([each for each in hashes if each in before], level)
 
     def pop(self, max_hashes: int = MAX_HASHES) -> KvMessage | None:
         """Return the next message; None when the listener knows everything."""
@@ -58,7 +69,7 @@ class KvFeeds:
     """The set of a worker's cached pages, and the feeds that tell of it."""
 
     def __init__(self) -> None:
-        self._cached: dict[int, None] = {}  # a dict, for its order: a page comes after its prefix
+        self._cached: dict[int, int] = {}  # level of each page, in order: a page comes after its prefix
         self._feeds: set[KvFeed] = set()
 
     def open(self) -> KvFeed:
@@ -75,8 +86,11 @@ class KvFeeds:
     def add(self, delta: CacheDelta) -> None:
         if delta.cleared:
             self._cached.clear()
+        told = itertools.chain(delta.removed, *(hashes for _, hashes in delta.placed()))
+        before = {each: self._cached[each] for each in told if each in self._cached}
         for page_hash in delta.removed:
             self._cached.pop(page_hash, None)  # not there only if two pages have one hash
-        self._cached.update(dict.fromkeys(delta.stored))
+        for level, hashes in delta.placed():
+            self._cached.update(dict.fromkeys(hashes, level))
         for feed in self._feeds:
-            feed.add(delta)
+            feed.add(delta, before)

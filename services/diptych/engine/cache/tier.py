@@ -92,6 +92,14 @@ class Tier(Books, Protocol):
         """Predict how long a restore of so many places takes, with all that is before it; infinity: it can't now."""
         ...
 
+    def restore_s(self, num_places: int) -> float:
+        """Return what routers are told of such a restore: `load_s`, but where that says 0 what was measured."""
+        ...
+
+    def came(self, number: int) -> None:
+        """The restore of this number, for which `restore` said "not yet", has ended well."""
+        ...
+
     def save(self, places: I32, slots: Slots, ids: Sequence[PageId]) -> None:
         """Keep evicted pages, which lie at `places` of the level above; on return later steps may write these again.
 
@@ -227,6 +235,9 @@ class SlotPool:
 
     def free_slots(self) -> Slots:
         return self._free[: self.num_free]
+
+    def came(self, number: int) -> None:
+        """Nothing is to be learned."""
 
     def admits(self, names: U64, num_uses: int, num_tokens: int) -> bool:
         return True

@@ -74,6 +74,7 @@ class TierMoves:
         restore, node = self._restores.pop(number)
         restore.has_ended = True
         if error is None:
+            self._tiers[restore.level - 1].came(number)
             self._tree.settle(node)
             self.num_restored += self._num_own(restore.level, len(restore.pages))
         else:

@@ -12,8 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from diptych.common import event_loop
 from diptych.common.draining import drain_route
@@ -28,14 +27,13 @@ from diptych.common.net.http_server import HttpServer
 from diptych.common.trust.instance_secret import InstanceSecret
 from diptych.common.trust.trust import Trust, forget_token
 from diptych.common.verdicts.probes import Probes
+from diptych.common.version import own_version
 from diptych.engine.cache.kv_feed import KvFeeds
 from diptych.engine.frontend.admin import RoleChanges, WorkerAdminService, WorkerDrain, role_route
 from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.health import WorkerHealth
 from diptych.engine.frontend.metrics import WorkerMetrics, metrics_app
-from diptych.engine.frontend.node import follow
-from diptych.engine.frontend.node_start import LeadNodes, lead_nodes
 from diptych.engine.frontend.scheduler_client import SchedulerDied, share_experts, start_scheduler
 from diptych.engine.frontend.scheduler_start import check_role, open_served, scheduler_config
 from diptych.engine.frontend.service import WorkerService
@@ -43,12 +41,16 @@ from diptych.engine.frontend.sessions import Sessions
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.frontend.weights.givers import name_givers
 from diptych.engine.frontend.weights.weight_routes import weight_routes
-from diptych.engine.nodes.following import GroupEnded
-from diptych.engine.nodes.leading import GroupLeader
+from diptych.engine.nodes.company import GroupEnded
 from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.tensor_parallel.sharing.places import shared_places
 from diptych.tokens.tokenizer import stay_in_the_callers_thread
 from diptych.v1 import admin_pb2_grpc, bootstrap_pb2, rank_pb2_grpc, worker_pb2_grpc
+
+if TYPE_CHECKING:  # of workers on several nodes
+    from diptych.checkpoints.source import ModelSource
+    from diptych.engine.frontend.node_start import LeadNodes
+    from diptych.engine.nodes.leading import GroupLeader
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ def run_worker(config: WorkerConfig, role: Role) -> int:
     descriptors.use_all_descriptors()
     trust = config.trust()
     forget_token()  # schedulers need none
-    serve = follow if config.node_rank else _serve
+    serve = _follow if config.node_rank else _serve
     try:
         asyncio.run(event_loop.run_until_signal(lambda stop: serve(config, trust, role, stop), grace_s=config.grace_s))
     except ExceptionGroup as group:
@@ -74,6 +76,21 @@ def run_worker(config: WorkerConfig, role: Role) -> int:
     return 0
 
 
+async def _follow(config: WorkerConfig, trust: Trust, role: Role, stop: event_loop.Stop) -> None:
+    from diptych.engine.frontend.node import follow
+
+    await follow(config, trust, role, stop)
+
+
+async def _lead(config: WorkerConfig, role: Role, source: ModelSource, stop: event_loop.Stop) -> LeadNodes | None:
+    """Return what leads the other nodes of a group; None where there is one node."""
+    if config.nnodes == 1:
+        return None
+    from diptych.engine.frontend.node_start import lead_nodes
+
+    return await lead_nodes(config, role, source, stop)
+
+
 async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loop.Stop) -> None:
     source = open_served(config, role)
     metrics = WorkerMetrics(trust.tls)
@@ -82,7 +99,7 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
         prompts = TokenizerManager(source.tokenizer, num_threads=num_threads, cache_bytes=cache_bytes)
         stack.callback(prompts.close)
         model_id = source.config.model_id
-        lead = await lead_nodes(config, role, source, stop)
+        lead = await _lead(config, role, source, stop)
         places = stack.enter_context(shared_places(config))
         starting = [
             _member(config, trust, role, rank, model_id, metrics, prompts, lead, place)
@@ -256,7 +273,7 @@ def _instance(config: WorkerConfig, role: Role, rank: int, model_id: str, instan
         model_id=model_id,
         started_as=model_id,
         state=bootstrap_pb2.INSTANCE_STATE_STARTING,
-        version=version("diptych"),
+        version=own_version(),
         dp_rank=rank,
         pool=config.pool,
         pod=config.pod_name,

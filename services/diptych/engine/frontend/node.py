@@ -28,7 +28,8 @@ from diptych.engine.frontend.metrics import WorkerMetrics, metrics_app
 from diptych.engine.frontend.node_start import follower_place, hello_of
 from diptych.engine.frontend.scheduler_client import start_rank
 from diptych.engine.frontend.scheduler_start import open_served, scheduler_config
-from diptych.engine.nodes.following import GroupEnded, GroupLink, joined
+from diptych.engine.nodes.company import GroupEnded
+from diptych.engine.nodes.following import GroupLink, joined
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.tensor_parallel.channels import keep_key
 from diptych.v1.bootstrap_pb2 import Instance

@@ -6,12 +6,12 @@ import asyncio
 import secrets
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import Unavailable
 from diptych.common.event_loop import Stop
 from diptych.common.members.roles import Role
+from diptych.common.version import own_version
 from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.nodes.agreement import PROTOCOL, shared_options
 from diptych.engine.nodes.following import RETRY_S
@@ -42,13 +42,11 @@ class LeadNodes:
         (self.stop.hurry if self.stop.is_set() else self.stop).set()
 
 
-async def lead_nodes(config: WorkerConfig, role: Role, source: ModelSource, stop: Stop) -> LeadNodes | None:
-    """Return what leads the other nodes of a group; None where there is one node.
+async def lead_nodes(config: WorkerConfig, role: Role, source: ModelSource, stop: Stop) -> LeadNodes:
+    """Return what leads the other nodes of a group.
 
     Raises `ConfigError`, and `Unavailable` where our own name gets no address in time.
     """
-    if config.nnodes == 1:
-        return None
     deadline_s = time.monotonic() + config.node_wait_s
     roster = Roster(hello_of(config, role, source), config.tp, deadline_s)
     return LeadNodes(roster, await _place_in_time(config, deadline_s), stop)
@@ -63,7 +61,7 @@ def hello_of(config: WorkerConfig, role: Role, source: ModelSource) -> NodeHello
         epoch=secrets.randbits(64),
         host=config.advertised_host,
         pod=config.pod_name,
-        version=version("diptych"),
+        version=own_version(),
         model=f"{source.config.model_id} {source.weights_id}",
         options=shared_options(config.engine_options, role=role.value, **others),
     )

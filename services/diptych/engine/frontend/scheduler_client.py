@@ -31,7 +31,7 @@ from diptych.common.errors import (
     Unavailable,
 )
 from diptych.common.members.heartbeat import SharedHeartbeat, new_heartbeat
-from diptych.engine.nodes.leading import Alone, Company
+from diptych.engine.nodes.company import Alone, Company
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.tensor_parallel.channels import make_keys
 from diptych.kvtransfer.process import is_stopped

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from diptych.architectures.config import ModelConfig
+from typing import TYPE_CHECKING
+
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
-from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
-from diptych.engine.options.node_place import NodePlace
 from diptych.engine.options.pool_size import check_pool, likely_device
 from diptych.engine.options.served_model import as_served
-from diptych.engine.options.shared_experts import SharedExperts
-from diptych.v1 import bootstrap_pb2
+
+if TYPE_CHECKING:
+    from diptych.architectures.config import ModelConfig
+    from diptych.engine.frontend.config import WorkerConfig
+    from diptych.engine.options.node_place import NodePlace
+    from diptych.engine.options.shared_experts import SharedExperts
+    from diptych.v1 import bootstrap_pb2
 
 
 def open_served(config: WorkerConfig, role: Role) -> ModelSource:

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import grpc
 
-from diptych.common.errors import ConfigError, DiptychError, InternalError, Unavailable
+from diptych.common.errors import ConfigError, DiptychError, Unavailable
 from diptych.common.net.rpc import open_channel
 from diptych.common.trust.trust import Trust
+from diptych.engine.nodes.company import GroupEnded
 from diptych.engine.nodes.leading import LOOK_S, STALL_S
 from diptych.engine.nodes.roster import BEAT_S, SILENCE_S, PlaceTaken
 from diptych.kvtransfer.process import is_stopped
@@ -25,10 +26,6 @@ logger = logging.getLogger(__name__)
 _EOF: Final = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
 RETRY_S: Final = 0.2
 TAKEN_S: Final = 5.0  # in which a leader notices that the node of this number that it knows is gone, and ends
-
-
-class GroupEnded(InternalError):
-    """The group is over, and no part of it may go on."""
 
 
 class GroupLink:

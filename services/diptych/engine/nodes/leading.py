@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import grpc
 
@@ -21,64 +21,6 @@ logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.1
 STALL_S: Final = 0.5  # a look that comes so late says that this process was held up, not others
-
-
-class Company(Protocol):
-    """The ranks of a scheduler that are on other nodes."""
-
-    @property
-    def lost(self) -> asyncio.Future[str]:
-        """Ends when one of them is gone, with words."""
-        ...
-
-    async def last_words(self, timeout_s: float) -> str:
-        """Say who of them is gone, or goes until then, now that a rank here has ended; empty: nobody."""
-        ...
-
-    def absence(self) -> str:
-        """Say who elsewhere may keep the others waiting; empty: nobody."""
-        ...
-
-    def open(self, doors: RankDoors) -> None:
-        """Rank 0 listens there."""
-        ...
-
-    def loaded(self) -> None:
-        """All ranks have their part of the model."""
-        ...
-
-    def stop(self) -> None:
-        """The group ends because it was told to."""
-        ...
-
-    def died(self, words: str) -> None:
-        """The group ends, and why."""
-        ...
-
-
-class Alone:
-    """Implements `Company` where all ranks are on one node."""
-
-    def __init__(self) -> None:
-        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    async def last_words(self, timeout_s: float) -> str:
-        return ""
-
-    def absence(self) -> str:
-        return ""
-
-    def open(self, doors: RankDoors) -> None:
-        pass
-
-    def loaded(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-    def died(self, words: str) -> None:
-        pass
 
 
 class GroupLeader(rank_pb2_grpc.NodeGroupServicer):

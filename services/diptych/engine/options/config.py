@@ -16,9 +16,9 @@ from diptych.common.logging import LogFormat, LogLevel
 from diptych.common.members.roles import Role
 from diptych.common.net.served import LoadFormat, check_max_model_len
 from diptych.engine.options.device_kind import DeviceKind
+from diptych.engine.options.logit_processors import parse_processors
 from diptych.engine.options.node_place import NodePlace
 from diptych.engine.options.shared_experts import SharedExperts
-from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.options.speculation import parse_speculate
 from diptych.engine.options.store_url import check_store
 from diptych.engine.schedule.pace.step_sizes import GivenSizes
@@ -37,6 +37,7 @@ Quantization = Literal["auto", "none", "fp8"]
 KvBackend = Literal["ucx", "nixl"]
 Overlap = Literal["auto", "on", "off"]
 KvWindows = Literal["free", "keep"]
+USUAL_TIMING: Final = ("h200",)
 
 WeightsFrom = Literal["disk", "peers"]
 
@@ -72,7 +73,7 @@ class EngineOptions:
         "auto", help="what computes; auto: a GPU where there is one; sim: nothing, KV and time only", group="engine"
     )
     sim_timing: tuple[str, ...] = option(
-        ("h200",),
+        USUAL_TIMING,
         help="of --device sim: h200, none, FILE.json, or microseconds: step=4000,prompt=25.5,request=0,context=0.034",
         group="engine",
     )
@@ -143,6 +144,9 @@ class EngineOptions:
         " no token differs",
         group="scheduling",
     )
+    logit_processors: tuple[str, ...] = option(
+        (), help="code of yours that requests may name to change logits, as name=module:function", group="scheduling"
+    )
     tenant_weights: tuple[str, ...] = option(
         (), help="shares of tenants, as name=weight; a tenant without one has weight 1", group="scheduling"
     )
@@ -195,7 +199,9 @@ class EngineOptions:
         check_max_model_len(self.max_model_len)
         self.scheduling()
         self.loras()
-        read_timing(self.sim_timing)
+        self._check_timing()
+        if parse_processors(self.logit_processors) and self.device == "sim":
+            raise ConfigError("--device sim computes no logits to change: leave out --logit-processors")
         self._check_draft_model()
         self._check_deterministic()
         self._check_file_cache()
@@ -250,6 +256,13 @@ class EngineOptions:
             raise ConfigError(
                 f"{which} keeps pages of as many bytes on all ranks, and stages have others: leave it out"
             )
+
+    def _check_timing(self) -> None:
+        if self.sim_timing == USUAL_TIMING:  # as of every worker that computes, which needs no model of steps for it
+            return
+        from diptych.engine.options.sim_timing import read_timing
+
+        read_timing(self.sim_timing)
 
     def _check_draft_model(self) -> None:
         """Raises `ConfigError` where no draft model can be asked."""

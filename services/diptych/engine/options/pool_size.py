@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from diptych.architectures.config import ModelConfig
+from diptych.architectures.fair_shares import check_divides
 from diptych.architectures.stages import check_stages, stage_layers
-from diptych.checkpoints.shard import Shard, check_divides
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
-from diptych.engine.options.config import EngineOptions
-from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.schedule.pace.step_sizes import REQUEST_TOKENS, usual
-from diptych.engine.values.kv_regions import kv_layout, pages_per_state, state_nbytes, window_pages
+from diptych.engine.values.kv_regions import kv_layout, pages_per_state, state_nbytes, window_pages, with_states
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
+
+if TYPE_CHECKING:
+    from diptych.architectures.config import ModelConfig
+    from diptych.engine.options.config import EngineOptions
+    from diptych.engine.options.device_kind import DeviceKind
 
 MIN_PAGES: Final = 2
 MIB: Final = 2**20
@@ -31,7 +33,7 @@ def pool_layout(
     All stages of a pipeline, which `whole` is cut into, have as many pages as the one whose pages are largest. Raises
     `ConfigError` for a pool in which no request of `max_model_len` would ever fit.
     """
-    one = whole_layout(model, options.page_size, options.kv_dtype, share)
+    one = with_states(whole_layout(model, options.page_size, options.kv_dtype, share), model, options.dtype)
     largest = largest_page_nbytes(one, whole or model, options)
     layout = replace(one, num_pages=options.kv_cache_mib * MIB // largest)
     _check_holds(model, layout, options, 1, largest)
@@ -81,6 +83,8 @@ def check_pool(model: ModelConfig, options: EngineOptions, role: Role, device: D
     check_stages(model, options.pp)
     options = options.on(device)
     if options.kv_cache_mib:
+        from diptych.checkpoints.shard import Shard
+
         layers = max(stage_layers(model, options.pp), key=len) if options.pp > 1 else None
         part = Shard(0, options.tp, layers=layers).config(model)
         layout = pool_layout(part, options, None, model)

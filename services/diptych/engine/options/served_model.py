@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from diptych.architectures.config import DraftLayers
-from diptych.checkpoints.eagle_folder import EagleFolder
-from diptych.checkpoints.shard import check_divides, check_experts
+from diptych.architectures.fair_shares import check_divides, check_experts
 from diptych.checkpoints.source import ChangedModel, ModelSource, bounded, keeping_all, open_model
 from diptych.common.errors import ConfigError
-from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.speculation import Speculation, parse_speculate
 from diptych.generation.request_groups import OF_HEAD
+
+if TYPE_CHECKING:
+    from diptych.engine.options.config import EngineOptions
 
 
 def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
@@ -35,6 +36,8 @@ def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
         return served
     if not draft.config.joins_rows:  # else it is of the same checkpoint, or made for it
         _check_same_tokens(served, draft)
+    from diptych.architectures.config import DraftLayers
+
     layers = DraftLayers(draft.config, draft.config.num_kv_heads)
     return ChangedModel(served, replace(served.config, draft=layers))
 
@@ -55,6 +58,8 @@ def open_draft(source: ModelSource, options: EngineOptions) -> ModelSource | Non
 
 def _opened(source: ModelSource, options: EngineOptions, guessing: Speculation) -> ModelSource:
     if guessing.source == OF_HEAD:
+        from diptych.checkpoints.eagle_folder import EagleFolder
+
         return EagleFolder(Path(guessing.model).expanduser(), source)
     return open_model(guessing.model, options.load_format) if guessing.model else source.next_layer()
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from diptych.architectures.vision import CHANNELS, VisionInput
 from diptych.common.errors import InvalidRequest
-from diptych.engine.values.limits import Limits
-from diptych.engine.values.request import Request
 from diptych.generation.output import Failure, FailureCode
-from diptych.generation.segments import ContentSegment
+from diptych.generation.segments import CHANNELS
+
+if TYPE_CHECKING:
+    from diptych.architectures.vision import VisionInput
+    from diptych.engine.values.limits import Limits
+    from diptych.engine.values.request import Request
+    from diptych.generation.segments import ContentSegment
 
 
 def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int, num_waiting: int) -> Failure | None:
@@ -32,6 +37,8 @@ def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int,
         return Failure(FailureCode.INVALID, f"the prompt has token ids outside the vocabulary of {vocab_size}")
     if request.attention is not None and (problem := limits.watched.refuse(request.attention)) is not None:
         return Failure(FailureCode.INVALID, problem)
+    if (processor := request.params.processor) is not None and processor.name not in limits.processors:
+        return Failure(FailureCode.INVALID, _no_processor(processor.name, limits))
     try:
         request.params.validate_for(vocab_size)
     except InvalidRequest as error:
@@ -40,6 +47,11 @@ def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int,
         words = f"{num_waiting} requests wait already, of at most {limits.scheduling.max_waiting}"
         return Failure(FailureCode.OVERLOADED, words)
     return None
+
+
+def _no_processor(name: str, limits: Limits) -> str:
+    known = ", ".join(sorted(limits.processors)) or "none"
+    return f"custom_logit_processor {name!r} is not one that this worker has (--logit-processors): {known}"
 
 
 def refuse_contents(request: Request, limits: Limits) -> str | None:

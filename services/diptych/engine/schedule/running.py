@@ -107,7 +107,7 @@ class Running:
         self._held: set[int] = set()  # rooms of requests that no further step continues
         self._steps = StepsInFlight(cache)
         self._forecast = KvForecast(cache)
-        self._sampling = SamplingBuilder(limits.eos_ids, limits.vocab_size)
+        self._sampling = SamplingBuilder(limits.eos_ids, limits.vocab_size, limits.processors)
 
     def __len__(self) -> int:
         """How many requests decode."""

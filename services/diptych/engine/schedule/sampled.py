@@ -177,6 +177,8 @@ def refuse_token(request: Request, token_id: int) -> Failure | None:
             matcher.accept((token_id,))
         if matcher.error is not None:
             return Failure(FailureCode.INVALID, f"the output can't follow the grammar any further: {matcher.error}")
+    if token_id == NO_TOKEN and request.processor_error:
+        return Failure(FailureCode.INVALID, request.processor_error)
     return NO_TOKEN_FAILURE if token_id == NO_TOKEN else None
 
 

@@ -6,14 +6,17 @@ pass, so it may be built while that runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from diptych.common.arrays import F32, I32, I64, U64
 from diptych.engine.values.batch import Bias, Labels, Penalties, SamplingBatch
+from diptych.engine.values.logit_processor import NO_PROCESSORS, LogitProcessor, Processed, Processors
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Drafts
 from diptych.generation.grammar import num_words
@@ -23,9 +26,10 @@ from diptych.generation.sampling_params import SamplingParams
 class SamplingBuilder:
     """Builds the arrays of one step after the other. Most steps sample the requests of the step before."""
 
-    def __init__(self, eos_ids: frozenset[int], vocab_size: int) -> None:
+    def __init__(self, eos_ids: frozenset[int], vocab_size: int, processors: Processors = NO_PROCESSORS) -> None:
         self._eos_ids = eos_ids
         self._vocab_size = vocab_size
+        self._processors = processors
         self._params: list[SamplingParams] = []  # of the step before
         self._draws = _draws([])  # of `_params`
 
@@ -50,6 +54,7 @@ class SamplingBuilder:
             min_p=_min_p(params),
             bias=_bias(places, self._eos_ids),
             penalties=_penalties(places),
+            processed=_processed(places, self._processors),
             token_mask=_token_mask(places, self._vocab_size),
             num_top=_num_top(params),
             labels=_labels([place.request for place in places]),
@@ -74,9 +79,11 @@ def _places(requests: Sequence[Request], drafts: Drafts) -> list[Place]:
     return [Place(request, guess, num_before) for request, guess in rows for num_before in range(1 + len(guess))]
 
 
-def build_sampling(requests: Sequence[Request], eos_ids: frozenset[int], vocab_size: int) -> SamplingBatch:
+def build_sampling(
+    requests: Sequence[Request], eos_ids: frozenset[int], vocab_size: int, processors: Processors = NO_PROCESSORS
+) -> SamplingBatch:
     """Return how to choose the next token of each request, for a step that has no other of its kind before it."""
-    return SamplingBuilder(eos_ids, vocab_size).build(requests)
+    return SamplingBuilder(eos_ids, vocab_size, processors).build(requests)
 
 
 def _draws(params: Sequence[SamplingParams]) -> tuple[F32, F32, I64, U64]:
@@ -193,6 +200,36 @@ def _counted(place: Place) -> tuple[I64, I64]:
     if not place.num_before:
         counts.update(request.tokens[: request.num_tokens])
     return counts.with_more(place.drafts[: place.num_before])
+
+
+def _processed(places: Sequence[Place], processors: Processors) -> Sequence[Processed]:
+    chosen = [(row, place, place.request.params.processor) for row, place in enumerate(places)]
+    return [
+        Processed(row, partial(_process, processors[choice.name], place.request, *_tokens_so_far(place)))
+        for row, place, choice in chosen
+        if choice is not None
+    ]
+
+
+def _tokens_so_far(place: Place) -> tuple[I64, I64]:
+    """Return the prompt and the output, of which a replayed request's prompt has a part."""
+    request, drafts = place.request, np.array(place.drafts[: place.num_before], np.int64)
+    prompt_len = request.prompt_len - request.num_prior_output_tokens
+    output = np.concatenate([request.tokens[prompt_len : request.num_tokens], drafts])
+    return request.tokens[:prompt_len].copy(), output
+
+
+def _process(processor: LogitProcessor, request: Request, prompt: I64, output: I64, logits: Any) -> None:
+    """Let the operator's code change the logits of a sample; if it can't, leave none that is usable, and say why."""
+    choice = request.params.processor
+    assert choice is not None
+    if request.processor_params is None:
+        request.processor_params = choice.read_params()
+    try:
+        processor(logits, prompt, output, request.processor_params)
+    except Exception as error:  # whatever it is, it is this request's alone
+        request.processor_error = f"custom_logit_processor {choice.name!r} failed: {error!r}"
+        logits.fill_(math.nan)
 
 
 def _labels(requests: Sequence[Request]) -> Labels | None:

@@ -10,15 +10,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from diptych.common.errors import DiptychError
-from diptych.engine.lora.host import AdapterHost, ReadAdapter
-from diptych.engine.lora.registry import Loaded, LoraRegistry
-from diptych.engine.schedule.adapter_turns import AdapterTurns
-from diptych.engine.scheduler.admin_thread import Effect, Handler
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.admin_pb2 import AdminAnswer, AdminCommand, LoadLoraResponse, UnloadLoraResponse
+
+if TYPE_CHECKING:
+    from diptych.engine.lora.host import AdapterHost, ReadAdapter
+    from diptych.engine.lora.registry import Loaded, LoraRegistry
+    from diptych.engine.schedule.adapter_turns import AdapterTurns
+    from diptych.engine.scheduler.admin_thread import Effect, Handler
 
 logger = logging.getLogger(__name__)
 

@@ -11,35 +11,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from diptych.architectures.config import ModelConfig
+from diptych.architectures.fair_shares import check_divides
 from diptych.architectures.stages import check_stages
-from diptych.checkpoints.shard import check_divides
-from diptych.checkpoints.source import ModelSource
 from diptych.common.garbage import garbage_postponed
 from diptych.common.members.heartbeat import SharedHeartbeat
 from diptych.common.members.roles import Role
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.host_tier import NO_COPIER, HostTier, PageCopier
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.cache.tier import Tier
-from diptych.engine.lora.host import AdapterHost
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
+from diptych.engine.options.logit_processors import load_processors
 from diptych.engine.options.pool_size import num_host_slots
-from diptych.engine.options.shared_experts import SharedExperts
-from diptych.engine.schedule.pace.step_sizes import Chosen
-from diptych.engine.scheduler.lasting import LastingTiers, open_lasting_tiers
+from diptych.engine.scheduler.lasting import NO_LASTING_TIERS, LastingTiers
 from diptych.engine.scheduler.links.links import Links, directions_of, links_of_nobody
 from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch
-from diptych.engine.tensor_parallel.company import Lead
-from diptych.engine.tensor_parallel.group import RankGroup
-from diptych.engine.tensor_parallel.trainer_groups import TrainerGroups
-from diptych.engine.tensor_parallel.weight_sets import InPlace
 from diptych.engine.values.batch import DraftModel, GraphUse, ImageCounts, OnLayer, OverlapRunner
 from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.prompt_cost import prompt_cost
-from diptych.engine.values.rounds import Round
 from diptych.engine.values.transfer_rules import layer_windows
 from diptych.engine.values.watched_layers import watched_layers
 from diptych.kvtransfer.lanes import PathRule
@@ -47,8 +37,19 @@ from diptych.kvtransfer.layout import PoolLayout, layout_to_wire
 from diptych.kvtransfer.transport import DevicePages, Pool, ProbePages, Transport, TransportMemory
 from diptych.v1 import bootstrap_pb2
 
-if TYPE_CHECKING:  # needs torch, whose threads are configured first
+if TYPE_CHECKING:  # what hardware brings along; some needs torch, whose threads are configured first
+    from diptych.architectures.config import ModelConfig
+    from diptych.checkpoints.source import ModelSource
+    from diptych.engine.cache.tier import Tier
+    from diptych.engine.lora.host import AdapterHost
     from diptych.engine.models.adapters.lora import Loras
+    from diptych.engine.options.shared_experts import SharedExperts
+    from diptych.engine.schedule.pace.step_sizes import Chosen
+    from diptych.engine.tensor_parallel.company import Lead
+    from diptych.engine.tensor_parallel.group import RankGroup
+    from diptych.engine.tensor_parallel.trainer_groups import TrainerGroups
+    from diptych.engine.tensor_parallel.weight_sets import InPlace
+    from diptych.engine.values.rounds import Round
     from diptych.engine.weights.memory import WeightMemory
     from diptych.engine.weights.taking import Taking
 
@@ -184,6 +185,7 @@ class SchedulerBase:
             image_row_nbytes=_image_row_nbytes(model, options),
             image_row_dtype=options.dtype,
             watched=watched_layers(model, options.device, options.num_ranks),
+            processors=load_processors(options.logit_processors),
             mixed_step_s=options.mixed_step_s,
         )
 
@@ -234,7 +236,7 @@ class SchedulerBase:
 
     def _tiers(self, num_host_slots: int) -> tuple[Tier, ...]:
         """Return the tiers of the prefix cache, in the order in which evicted pages go down."""
-        host = (HostTier(num_host_slots, self.copier),) if num_host_slots else ()
+        host = (HostTier(num_host_slots, self.copier, time.monotonic),) if num_host_slots else ()
         return host if self.lasting.files is None else (*host, self.lasting.files)
 
 
@@ -265,8 +267,19 @@ def build_base(
     links, transfer = _share(config, ranks, transport, pool) if transport and pool else (links_of_nobody(), None)
     own_copier = open_host_pages(hardware, layout, config.rank, source.config)
     copier = ranks.lead_copier(own_copier)
-    lasting = open_lasting_tiers(source, layout, hardware, own_copier, ranks)
+    lasting = _lasting_tiers(source, layout, hardware, own_copier, ranks)
     return SchedulerBase(config, source, ranks, layout, hardware, copier, lasting, chosen, links, transfer, StepWatch())
+
+
+def _lasting_tiers(
+    source: ModelSource, layout: PoolLayout, hardware: Hardware, copier: PageCopier, ranks: RankGroup
+) -> LastingTiers:
+    """Return those that the options name. Raises `ConfigError`."""
+    if not (hardware.options.file_cache_dir or hardware.options.shared_cache):
+        return NO_LASTING_TIERS
+    from diptych.engine.scheduler.lasting_opened import open_lasting_tiers
+
+    return open_lasting_tiers(source, layout, hardware, copier, ranks)
 
 
 def _image_row_nbytes(model: ModelConfig, options: EngineOptions) -> int:

@@ -159,6 +159,7 @@ def load_to_wire(load: Load, links: bootstrap_pb2.WorkerLoad) -> bootstrap_pb2.W
         prompt_token_s=load.prompt_token_s,
         window_pages=load.window_pages,
         next_beside_pages=load.next_beside_pages,
+        tiers=[bootstrap_pb2.TierPrice(**each._asdict()) for each in load.tiers],
     )
     wire.MergeFrom(links)
     return wire
@@ -167,7 +168,10 @@ def load_to_wire(load: Load, links: bootstrap_pb2.WorkerLoad) -> bootstrap_pb2.W
 def change_load(wire: bootstrap_pb2.WorkerLoad, before: Load, load: Load) -> None:
     """Make the message about one load that about another; few of its fields change from step to step."""
     for name, old, value in zip(Load._fields, before, load, strict=True):
-        if value != old and value >= 0:
+        if value != old and isinstance(value, int | float) and value >= 0:
             setattr(wire, name, value)
+    if load.tiers != before.tiers:
+        del wire.tiers[:]
+        wire.tiers.extend([bootstrap_pb2.TierPrice(**each._asdict()) for each in load.tiers])
     if load.prompt_budget < 0:
         wire.ClearField("prompt_budget")

@@ -14,14 +14,14 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 from diptych.common.errors import DiptychError
+from diptych.common.own_files import new_file, own_folder, sweep
+from diptych.common.version import own_version
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.pace.prefill_meter import PrefillMeter
-from diptych.engine.scheduler.own_files import new_file, own_folder, sweep
 from diptych.engine.values.core_report import CoreReport
 from diptych.engine.values.request import Request
 from diptych.engine.values.scheduler_core import SchedulerCore
@@ -82,7 +82,7 @@ class CrashDump:
             "cache": lambda: asdict(self._cache.report()),
             "problems": lambda: list(self._cache.audit(self._core.report().holders)),
         }
-        head = {"version": version("diptych"), "process": self._name, "pid": os.getpid()}
+        head = {"version": own_version(), "process": self._name, "pid": os.getpid()}
         return {**head, **{name: _section(tell) for name, tell in sections.items()}}
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from diptych.common.errors import ConfigError, DiptychError, InternalError, InvalidRequest
 from diptych.engine.values.events import CompileGrammar, GrammarFailed, GrammarReady
@@ -26,8 +26,10 @@ from diptych.generation.grammar import Grammar
 from diptych.generation.output import FailureCode
 from diptych.grammars.check_queue import CheckQueue, QueueLimits, Refused
 from diptych.grammars.checker import Checker, Outcome, Verdicts
-from diptych.grammars.compiler import Compiler
-from diptych.grammars.matcher import CompiledGrammar
+
+if TYPE_CHECKING:  # a library of which a process that compiles nothing needs nothing
+    from diptych.grammars.compiler import Compiler
+    from diptych.grammars.matcher import CompiledGrammar
 
 logger = logging.getLogger(__name__)
 

@@ -6,23 +6,25 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from diptych.engine.cache import kv_codec
-from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule import step_codec
-from diptych.engine.schedule.pace.prefill_meter import PrefillMeter
 from diptych.engine.scheduler import codec
-from diptych.engine.scheduler.adapters import Adapters
 from diptych.engine.scheduler.lasting import NO_LASTING_TIERS, LastingTiers
-from diptych.engine.scheduler.links.links import Links
-from diptych.engine.tiers.lasting_tier import LastingTier
-from diptych.engine.tiers.shared_tier import SharedTier
 from diptych.engine.values.batch import NO_GRAPHS, GraphUse, ImageCounts
-from diptych.engine.values.core_report import Load
-from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.v1 import bootstrap_pb2, engine_pb2
 from diptych.v1.worker_pb2 import FileTierStatus, WorkerStatus
+
+if TYPE_CHECKING:
+    from diptych.engine.cache.kv_cache import KvCache
+    from diptych.engine.schedule.pace.prefill_meter import PrefillMeter
+    from diptych.engine.scheduler.adapters import Adapters
+    from diptych.engine.scheduler.links.links import Links
+    from diptych.engine.tiers.lasting_tier import LastingTier
+    from diptych.engine.tiers.shared_tier import SharedTier
+    from diptych.engine.values.core_report import Load
+    from diptych.engine.values.scheduler_core import SchedulerCore
 
 
 class WeightCopies(Protocol):

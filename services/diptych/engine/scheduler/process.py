@@ -3,7 +3,7 @@
 Started by a frontend as `python -m MODULE JSON`. A spawned process, never a forked one: UCX and CUDA do not survive a
 fork.
 
-A tensor-parallel rank other than 0 (`serve_rank`) has its part of the model and of the KV pool, and no scheduler.
+A tensor-parallel rank other than 0 has its part of the model and of the KV pool, and no scheduler: see `rank`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import zmq
 
-from diptych.architectures.stages import check_stages
-from diptych.checkpoints.shard import check_divides
-from diptych.checkpoints.source import ModelSource
 from diptych.common import lifecycle
 from diptych.common.arrays import I64
 from diptych.common.errors import DiptychError
-from diptych.common.garbage import garbage_postponed, spare_what_stays
+from diptych.common.garbage import spare_what_stays
 from diptych.common.logging import setup
 from diptych.common.members.heartbeat import SharedHeartbeat
 from diptych.common.members.terms import Terms, terms_to_wire
@@ -39,16 +36,13 @@ from diptych.engine.schedule.pace.step_sizes import words
 from diptych.engine.scheduler.adapters import Adapters, open_adapters
 from diptych.engine.scheduler.admin_thread import AdminThread, Effect
 from diptych.engine.scheduler.base import (
-    Hardware,
     ModelOnHardware,
     OpenTransport,
     SchedulerBase,
     build_base,
-    open_host_pages,
 )
 from diptych.engine.scheduler.crash_dump import CrashDump
 from diptych.engine.scheduler.grammar_thread import GrammarThread
-from diptych.engine.scheduler.lasting import open_rank_tiers
 from diptych.engine.scheduler.lockstep import LockstepRunner, LockstepStepping
 from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
@@ -61,27 +55,24 @@ from diptych.engine.scheduler.stepping import (
     TpModelWorkerClient,
 )
 from diptych.engine.scheduler.terms import worker_terms
-from diptych.engine.scheduler.weights import Host, Weights, misfit
-from diptych.engine.tensor_parallel.company import HostLead, Lead, NodesLead, joining, reaching
-from diptych.engine.tensor_parallel.rank_model import RankModel
-from diptych.engine.tensor_parallel.rank_tasks import RankTasks
+from diptych.engine.scheduler.weights import Host, Weights, loader_of
+from diptych.engine.tensor_parallel.company import HostLead, Lead, NodesLead
 from diptych.engine.tensor_parallel.sharing.step_clock import StepClock
-from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
-from diptych.engine.tensor_parallel.weight_sets import RankWeights, WeightLoader
+from diptych.engine.tensor_parallel.weight_sets import RankWeights
 from diptych.engine.values.batch import DraftBatch, DraftModel, OverlapRunner
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.rounds import NOTHING, Round
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.generation.request_groups import OF_HEAD, OF_NEXT_LAYER
-from diptych.grammars.compiler import Compiler
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.transport import Transport
 from diptych.v1 import bootstrap_pb2, engine_pb2, rank_pb2, worker_pb2
 from diptych.v1.admin_pb2 import AdminAnswer, FlushCacheResponse
 
 if TYPE_CHECKING:
+    from diptych.checkpoints.source import ModelSource
     from diptych.engine.weights.door import WeightsDoor
     from diptych.engine.weights.taking import Taking
+    from diptych.grammars.compiler import Compiler
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +101,8 @@ def _run(config: SchedulerConfig, build_core: BuildCore, open_transport: OpenTra
     try:
         _prepare_torch(config.engine)
         if channel is None:
+            from diptych.engine.scheduler.rank import serve_rank
+
             serve_rank(config, open_transport(config))
         else:
             lead = _lead(config, channel)
@@ -153,48 +146,6 @@ def _lead(config: SchedulerConfig, channel: zmq.Socket[bytes]) -> Lead:
     return NodesLead(config.endpoint, config.place, config.engine.num_ranks, tell)
 
 
-def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
-    """Apply what rank 0 decides until it says that it is over."""
-    with garbage_postponed():
-        from diptych.engine.runner.torch_hardware import TorchHardware  # torch, whose threads are configured first
-
-    hardware = TorchHardware(config.engine, config.gpu)
-    channels = reaching(config.endpoint, config.place, _leave)
-    worker = TpModelWorker(channels, config.rank)
-    source = hardware.open(hardware.options.model)
-    check_divides(source.config, hardware.options.tp)
-    check_stages(source.config, hardware.options.pp)
-    communicator = hardware.join(joining(config.endpoint, config.place, worker), config.rank)
-    if config.sharing is not None:
-        hardware.share_experts(config.sharing, config.rank)
-    layout = hardware.pool_layout(source, config.rank)
-    pool = hardware.allocate(layout, transport)
-    copier = open_host_pages(hardware, layout, config.rank, source.config)
-    if transport is not None:
-        worker.answer(rank_pb2.RankAnswer(engine_metadata=transport.metadata()))
-    lasting = open_rank_tiers(source, layout, hardware, copier, worker, config.rank)
-    loader = loader_of(hardware, config.rank, lambda source: hardware.load(source, lambda: None))
-    weights = RankWeights(hardware.options.model, source, loader)
-    tasks = RankTasks(channels, config.rank)
-    adapters = hardware.adapters(source, config.rank, lambda: weights.served.runner.loras)
-    worker.report_loaded_model()
-    spare_what_stays()
-    model = RankModel(weights, adapters, tasks, hardware.begin_round)
-    worker.run(model, RankTransfer(transport, pool) if transport and pool else None, copier, lasting)
-    tasks.close()
-    for medium in lasting:
-        medium.close()
-    copier.close()
-    worker.close()
-    communicator.close()
-
-
-def _leave(words: str) -> None:
-    """End a rank that has lost rank 0, whatever it waits for: a collective, an entry. Its node tells the group."""
-    logger.error("%s", words)
-    lifecycle.exit_now(1)
-
-
 def _prepare_torch(options: EngineOptions) -> None:
     """Before anything imports it."""
     if options.device != "sim":
@@ -203,7 +154,7 @@ def _prepare_torch(options: EngineOptions) -> None:
 
 def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCore, taking: Taking | None) -> None:
     source, options, limits = base.source, base.config.engine, base.limits()
-    grammars = GrammarThread(lambda: Compiler(source.tokenizer(), limits.vocab_size, limits.eos_ids))
+    grammars = GrammarThread(lambda: _compiler(source, limits))
     cache = base.new_cache(limits)
     cache.made_by = _making(base, source)
     turns = AdapterTurns(options.num_lora_slots)
@@ -255,6 +206,13 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
             part.close()
 
 
+def _compiler(source: ModelSource, limits: Limits) -> Compiler:
+    """Return what compiles grammars. Its library is imported in the thread that opens it, beside the weights."""
+    from diptych.grammars.compiler import Compiler
+
+    return Compiler(source.tokenizer(), limits.vocab_size, limits.eos_ids)
+
+
 def _open_door(config: SchedulerConfig, weights: Weights[ModelOnHardware]) -> WeightsDoor | None:
     """Give the weights that are served at any time, where it is wanted."""
     if config.weights_from != "peers":
@@ -303,13 +261,6 @@ class ServedDraftModel:
         model = self._current()
         if model is not None:
             model.put_row(slot, row)
-
-
-def loader_of(
-    hardware: Hardware, rank: int, load: Callable[[ModelSource], ModelOnHardware]
-) -> WeightLoader[ModelOnHardware]:
-    """Return how weights get into this process."""
-    return WeightLoader(hardware.open, load, hardware.in_place, misfit, hardware.groups(rank))
 
 
 def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, turns: AdapterTurns) -> Host:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from diptych.common.errors import DiptychError, InternalError, InvalidRequest, NotFound, Overloaded, Unavailable
+from diptych.common.own_files import new_file, own_folder, sweep
 from diptych.engine.schedule.pace.prefill_meter import PrefillMeter
 from diptych.engine.scheduler.admin_thread import Effect, Handler
-from diptych.engine.scheduler.own_files import new_file, own_folder, sweep
 from diptych.engine.scheduler.stepping import Stepping
 from diptych.v1.admin_pb2 import AdminAnswer, AdminCommand, StartProfileResponse, StopProfileResponse
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from importlib.metadata import version
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.fingerprint import contents, stamps
-from diptych.checkpoints.source import ModelSource
 from diptych.common.members.terms import FEATURES, Feature, Terms, bits
-from diptych.engine.options.config import EngineOptions
+from diptych.common.version import own_version
 from diptych.engine.options.served_model import open_draft
 from diptych.engine.tiers.page_format import VERSION
 from diptych.engine.values.kv_regions import kv_shape, pages_per_state, state_terms, window_terms
-from diptych.engine.values.transfer_rules import TransferRules
-from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.notes import PROTOCOL_VERSION
+
+if TYPE_CHECKING:
+    from diptych.architectures.config import ModelConfig
+    from diptych.checkpoints.source import ModelSource
+    from diptych.engine.options.config import EngineOptions
+    from diptych.engine.values.transfer_rules import TransferRules
+    from diptych.kvtransfer.layout import PoolLayout
 
 FP8: Final = "fp8_e4m3"
 
@@ -32,15 +34,15 @@ def worker_terms(
     """Return the terms on which a worker of this version pairs.
 
     Page size, ranks and type of the KV are no terms: pages are converted on their way, but for FP8 with scales. Where
-    layers are recurrent, ranks and the type of layers are terms; where layers with a window have pages of their own and
-    heads have several widths, page size and ranks are.
+    layers are recurrent, the type of layers is a term; where layers with a window have pages of their own and heads
+    have several widths, page size and ranks are.
     Prefixes are neither pulled nor lent where layers have states: nobody can begin behind tokens alone.
     Of what is computed with, `product_terms` are terms. `engine`: what `auto` means is in it.
     """
     model = source.config
     scaled = ", FP8 with scales" if _has_scales(model) and layout.dtype == FP8 else ""
     windows = window_terms(model, layout)
-    states = f", {state_terms(layout, engine.dtype)}" if model.recurrent else ""
+    states = f", {state_terms(engine.dtype)}" if model.recurrent else ""
     draft = draft_terms(source, engine)
     return Terms(
         weights=source.weights_id,
@@ -123,7 +125,7 @@ def product_terms(model: ModelConfig, engine: EngineOptions, device_name: str) -
     """
     if engine.deterministic:  # the same bits come of the same kernels and shards alone
         where = f"{engine.tp} x {device_name if engine.device == 'cuda' else 'CPU'}"
-        return f", deterministic ({where}, {engine.dtype}, KV {engine.kv_dtype}, version {version('diptych')})"
+        return f", deterministic ({where}, {engine.dtype}, KV {engine.kv_dtype}, version {own_version()})"
     if engine.quantization == "fp8":
         return ", made by FP8 products (--quantization fp8)"
     return ", made by FP8 products (--quantization auto)" if model.fp8_weights and engine.quantization == "auto" else ""

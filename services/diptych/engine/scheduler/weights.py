@@ -12,17 +12,14 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import numpy as np
 
-from diptych.architectures.config import ModelConfig
-from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError, InvalidRequest, Unavailable
 from diptych.common.members.terms import Terms, terms_to_wire
-from diptych.engine.scheduler.admin_thread import Effect, Handler
 from diptych.engine.tensor_parallel.weight_change import Change, change_from_wire, group_from_wire
-from diptych.engine.tensor_parallel.weight_sets import Served, WeightSets
+from diptych.engine.tensor_parallel.weight_sets import Served, WeightLoader, WeightSets
 from diptych.engine.values.batch import (
     NO_TOKEN,
     ForwardBatch,
@@ -35,6 +32,12 @@ from diptych.engine.values.batch import (
     WindowGroups,
 )
 from diptych.v1.admin_pb2 import AdminAnswer, AdminCommand, SwitchWeightsResult
+
+if TYPE_CHECKING:
+    from diptych.architectures.config import ModelConfig
+    from diptych.checkpoints.source import ModelSource
+    from diptych.engine.scheduler.admin_thread import Effect, Handler
+    from diptych.engine.scheduler.base import Hardware, ModelOnHardware
 
 logger = logging.getLogger(__name__)
 
@@ -201,6 +204,13 @@ class Weights(Generic[R]):
         obstacle = self._host.obstacle()
         if obstacle:
             raise ConfigError(obstacle)
+
+
+def loader_of(
+    hardware: Hardware, rank: int, load: Callable[[ModelSource], ModelOnHardware]
+) -> WeightLoader[ModelOnHardware]:
+    """Return how weights get into this process."""
+    return WeightLoader(hardware.open, load, hardware.in_place, misfit, hardware.groups(rank))
 
 
 def misfit(source: ModelSource, served: ModelSource) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from diptych.engine.options.node_place import NodePlace
 from diptych.engine.tensor_parallel.channels import (
     BesideLeader,
     HostChannels,
@@ -14,11 +13,12 @@ from diptych.engine.tensor_parallel.channels import (
     Reaching,
 )
 from diptych.engine.tensor_parallel.rank_log import RankLog
-from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
 from diptych.v1 import rank_pb2
 
 if TYPE_CHECKING:  # needs torch
+    from diptych.engine.options.node_place import NodePlace
     from diptych.engine.tensor_parallel.meeting import Meeting
+    from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
 
 
 class Lead(Protocol):

@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from diptych.architectures.registry import placement_of
 from diptych.checkpoints.given_tensors import GivenTensors, RenamedWeights, weights_id_of
-from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError, InvalidRequest
-from diptych.engine.tensor_parallel.rank_tasks import LeadTasks
 from diptych.engine.tensor_parallel.trainer_groups import GroupAddress, NoGroups, TrainerGroups
 from diptych.engine.tensor_parallel.weight_change import Change, change_to_wire, group_to_wire
-from diptych.kernels.quantized import Array
 from diptych.v1 import rank_pb2
+
+if TYPE_CHECKING:
+    from diptych.checkpoints.source import ModelSource
+    from diptych.engine.tensor_parallel.rank_tasks import LeadTasks
+    from diptych.kernels.quantized import Array
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -265,6 +266,8 @@ class RankWeights(Generic[R]):
         """Return the source under the name of its weights: tensors that were given may be all or some."""
         if not isinstance(source, GivenTensors):
             return source
+        from diptych.architectures.registry import placement_of
+
         is_all = {name for name, _ in placement_of(source.config)} <= self._digests.keys()
         weights_id = weights_id_of(self._digests, "" if is_all else self._base)
         self._digests = {}
@@ -342,6 +345,8 @@ def check_places(source: ModelSource) -> list[str]:
 
     Raises `ConfigError` for one that has no place in the model.
     """
+    from diptych.architectures.registry import placement_of
+
     config = source.config
     places = dict(placement_of(config))
     for name, array in source.tensors():

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-NOT_CACHED: Final = 0
-_REFUSED: Final = (errno.EINVAL, errno.EOPNOTSUPP)
+from diptych.engine.tiers.record_bytes import Landing
 
 
 class Disk:
@@ -36,13 +34,6 @@ class Disk:
         """Fill `buffers` one after the other; return how many bytes came: fewer at the end of the file."""
         return os.preadv(descriptor, buffers, offset)
 
-    def read_cached(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
-        """Do the same with what is in the page cache, without waiting for the medium; 0: nothing is."""
-        try:
-            return os.preadv(descriptor, buffers, offset, os.RWF_NOWAIT)
-        except BlockingIOError:
-            return NOT_CACHED
-        except OSError as error:
-            if error.errno in _REFUSED:
-                return NOT_CACHED
-            raise
+    def read_cached(self, descriptor: int, landing: Landing, offset: int) -> None:
+        """Have `landing` take what is in memory of records that begin at `offset`, without waiting for the medium."""
+        landing.read_cached(descriptor, offset)

@@ -60,6 +60,9 @@ class LastingTier(SlotPool):
     def load_s(self, num_places: int) -> float:
         return self._medium.load_s(num_places)
 
+    def restore_s(self, num_places: int) -> float:
+        return self._medium.load_s(num_places)
+
     def save(self, places: I32, slots: Slots, ids: Sequence[PageId]) -> None:
         kept = self._medium.keep(places, ids)
         for slot, page_id, is_kept in zip(slots.tolist(), ids, kept, strict=True):

@@ -16,8 +16,8 @@ from typing import Final
 
 from diptych.engine.cache.page_ids import PageId
 from diptych.engine.cache.tier import Lookup
-from diptych.engine.tiers.object_store import ObjectStore
 from diptych.engine.tiers.runs import WIDTH, TextSearch, in_folders
+from diptych.engine.tiers.stores.object_store import ObjectStore
 
 NUM_ASKERS: Final = WIDTH
 MOST_OPEN: Final = 64  # texts that are asked for at once; more are not asked for

@@ -5,32 +5,32 @@ A page that is in the log already is not written again unless it would go with t
 
 from __future__ import annotations
 
-import mmap
-import os
+import itertools
 import time
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from diptych.common.arrays import I32
 from diptych.engine.cache.page_ids import PageId
 from diptych.engine.tiers.disk import Disk
+from diptych.engine.tiers.file_reader import FileReader
 from diptych.engine.tiers.medium import MediumCounts
-from diptych.engine.tiers.page_format import Buffer
 from diptych.engine.tiers.page_reader import RUN_PAGES, PageReader
 from diptych.engine.tiers.page_writer import PageWriter
 from diptych.engine.tiers.records import Run
 from diptych.engine.tiers.segment_log import SegmentLog
-from diptych.engine.tiers.segments import BLOCK, SegmentFormat
+from diptych.engine.tiers.segments import BLOCK, Location, SegmentFormat
 from diptych.engine.values.events import PagesRestored
 from diptych.kvtransfer.ownership import Pages
 
 NUM_READERS: Final = 2
-RUN_NBYTES: Final = 2**20  # that are read at once, or one page
+RUN_NBYTES: Final = 2**21  # that a thread reads one behind the other, or one page
 READ_S: Final = 1.0  # after which a read counts as hanging
-MOST_OPEN: Final = 4  # files of a reader, while it is busy
-NUM_BUFFERS: Final = 4  # of what waits to be written
-BUFFER_NBYTES: Final = 8 * 2**20
+NUM_BUFFERS: Final = 8  # of what waits to be written
+BUFFER_NBYTES: Final = 4 * 2**20
 
 
 class PageFiles:
@@ -54,7 +54,6 @@ class PageFiles:
         disk = disk or Disk()
         self.capacity = max(1, capacity_nbytes // record.record_nbytes)
         self.log = SegmentLog(folder, record, capacity_nbytes, disk, number)
-        self._above = above
         self.reader = PageReader(
             _Segments(self.log, disk), record, pool, clock, num_readers=NUM_READERS, hangs_s=READ_S
         )
@@ -62,6 +61,7 @@ class PageFiles:
         self.writer = PageWriter(
             _Appending(self.log),
             record,
+            above,
             clock,
             self.reader.measure,
             num_buffers=NUM_BUFFERS,
@@ -92,19 +92,21 @@ class PageFiles:
         return self.reader.load_s(num_pages)
 
     def keep(self, places: I32, ids: Sequence[PageId]) -> list[bool]:
-        kept = [self._keep(place, page_id) for place, page_id in zip(places.tolist(), ids, strict=True)]
+        new: dict[PageId, int] = {}
+        for place, page_id in zip(places.tolist(), ids, strict=True):
+            if self._is_to_be_written(page_id):
+                new.setdefault(page_id, place)
+        num_given = self.writer.give([*new], [*new.values()])
         self.writer.submit()
-        return kept
+        dropped = set([*new][num_given:])
+        return [page_id not in dropped or self.has(page_id) for page_id in ids]
 
     def finish_copies(self) -> None:
         """All is copied on return of `keep`."""
 
-    def _keep(self, place: int, page_id: PageId) -> bool:
+    def _is_to_be_written(self, page_id: PageId) -> bool:
         at = self.log.index.find(page_id.key)
-        if at is not None and not self.log.index.is_old(at):
-            return True
-        is_given = self.writer.is_pending(page_id.key) or self.writer.give(page_id, self._above[place])
-        return is_given or at is not None
+        return (at is None or self.log.index.is_old(at)) and not self.writer.is_pending(page_id.key)
 
     def forget(self, ids: Sequence[PageId]) -> None:
         for page_id in ids:
@@ -131,20 +133,19 @@ class PageFiles:
     def _runs(self, ids: Sequence[PageId], pages: Pages) -> tuple[list[Run], bool]:
         """Return what to read, and whether that is all."""
         runs: list[Run] = []
-        size = self.log.record.record_nbytes
+        size, of_pool = self.log.record.record_nbytes, pages.tolist()
         longest = max(1, min(RUN_PAGES, RUN_NBYTES // size))
-        for page_id, page in zip(ids, pages.tolist(), strict=True):
-            at = self.log.find(page_id.key)
-            if at is None:
-                return runs, False
-            path, offset = at
-            last = runs[-1] if runs else None
-            follows = last is not None and last.where == path and last.offset + len(last.ids) * size == offset
-            if last is None or not follows or len(last.ids) == longest:
-                last = Run(path, offset, [], [])
-                runs.append(last)
-            last.ids.append(page_id)
-            last.pages.append(page)
+        places = self.log.index.places([page_id.key for page_id in ids])
+        if places is None:
+            return runs, False
+        cuts = [0, *(np.flatnonzero(np.diff(places) != size) + 1).tolist(), len(ids)]
+        for first, end in itertools.pairwise(cuts):
+            for start in range(first, end, longest):
+                stop, at = min(end, start + longest), Location.of(int(places[start]))
+                path = self.log.file(at)
+                if path is None:
+                    return runs, False
+                runs.append(Run(path, at.offset, [*ids[start:stop]], of_pool[start:stop]))
         return runs, True
 
 
@@ -157,7 +158,7 @@ class _Segments:
         self.name = str(log.folder)
 
     def new_reader(self) -> FileReader:
-        return FileReader(max(RUN_NBYTES, self._log.record.record_nbytes), self._disk)
+        return FileReader(self._disk, Path())  # which has whole paths
 
     def to_measure(self) -> Path | None:
         return self._log.newest()
@@ -167,47 +168,6 @@ class _Segments:
 
     def miss(self, run: Run) -> None:
         """It has gone with its segment, as the index knows."""
-
-
-class FileReader:
-    """Implements `RecordReader`. It has descriptors of its own: the system reads ahead for each by itself."""
-
-    def __init__(self, nbytes: int, disk: Disk) -> None:
-        self._disk = disk
-        self._memory = memoryview(mmap.mmap(-1, nbytes))
-        self._open: dict[Path, int] = {}  # used last comes last
-
-    def prepare(self, run: Run) -> None:
-        self._descriptor(run.where)
-
-    def read_cached(self, run: Run, buffers: Sequence[Any]) -> int:
-        return self._disk.read_cached(self._open[run.where], buffers, run.offset)
-
-    def read(self, run: Run, nbytes: int) -> Buffer:
-        num_read = self._disk.read(self._descriptor(run.where), [self._memory[:nbytes]], run.offset)
-        return self._memory[:num_read]
-
-    def measure(self, where: Path) -> tuple[int, float]:
-        began_s = time.monotonic()
-        descriptor = self._descriptor(where)
-        os.posix_fadvise(descriptor, 0, len(self._memory), os.POSIX_FADV_DONTNEED)
-        num_read = self._disk.read(descriptor, [self._memory], 0)
-        return num_read, time.monotonic() - began_s
-
-    def rest(self) -> None:
-        """Close what would keep deleted files."""
-        while self._open:
-            os.close(self._open.popitem()[1])
-
-    def _descriptor(self, path: Path) -> int:
-        """Return one of a file, to be used before the next is asked for. Raises `OSError`."""
-        found = self._open.pop(path, None)
-        if found is None:
-            if len(self._open) == MOST_OPEN:
-                os.close(self._open.pop(next(iter(self._open))))
-            found = self._disk.open_to_read(path)
-        self._open[path] = found
-        return found
 
 
 class _Appending:

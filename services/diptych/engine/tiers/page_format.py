@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -64,11 +64,19 @@ def rank_terms(terms: bytes, rank: int) -> bytes:
 
 def header(terms: bytes, page_id: PageId, payload: Buffer) -> bytes:
     """Return the header of a page."""
-    digest, nbytes = xxhash.xxh3_128_digest(payload), memoryview(payload).nbytes
-    fields = _FIELDS.pack(
-        MAGIC, VERSION, page_id.group, nbytes, terms, page_id.proof, page_id.name, page_id.parent, digest
-    )
+    fields = _fields(terms, page_id, memoryview(payload).nbytes, xxhash.xxh3_128_digest(payload))
     return fields + xxhash.xxh3_64_digest(fields)[::-1]
+
+
+def open_headers(record: PageFormat, ids: Iterable[PageId]) -> bytes:
+    """Return headers, one behind the other, without what follows from payloads: zeros are there."""
+    end = bytes(HEADER_NBYTES - _FIELDS.size)
+    return b"".join([_fields(record.terms, page_id, record.page_nbytes, b"") + end for page_id in ids])
+
+
+def _fields(terms: bytes, page_id: PageId, nbytes: int, digest: bytes) -> bytes:
+    group, name, parent, proof = page_id
+    return _FIELDS.pack(MAGIC, VERSION, group, nbytes, terms, proof, name, parent, digest)
 
 
 def is_sound(found: Buffer, terms: bytes, page_id: PageId, payload: Buffer) -> bool:

@@ -21,13 +21,13 @@ from diptych.engine.cache.page_ids import NOBODYS, PageId
 from diptych.engine.cache.tier import Lookup
 from diptych.engine.tiers.medium import MediumCounts
 from diptych.engine.tiers.object_asker import AskCounts, Asked, ObjectAsker, Question
-from diptych.engine.tiers.object_room import Room
-from diptych.engine.tiers.object_store import ObjectStore
-from diptych.engine.tiers.page_format import Buffer, PageFormat
+from diptych.engine.tiers.page_format import PageFormat
 from diptych.engine.tiers.page_reader import RUN_PAGES, PageReader
 from diptych.engine.tiers.page_writer import PageWriter
 from diptych.engine.tiers.records import Run
 from diptych.engine.tiers.runs import RunIndex, object_name
+from diptych.engine.tiers.stores.object_room import Room
+from diptych.engine.tiers.stores.object_store import ObjectStore
 from diptych.engine.values.events import PagesRestored
 from diptych.kvtransfer.ownership import Pages
 
@@ -76,7 +76,6 @@ class PageObjects:
         self.objects = objects
         self.index = RunIndex(MOST_PAGES)
         self.asker = ObjectAsker(store, clock, objects.other_folders)
-        self._pool = pool
         self._clock = clock
         self._known: OrderedDict[tuple[int, int], float] = OrderedDict()  # last pages of objects, and since when
         self._bad: deque[str] = deque()  # objects in which readers have found what is wrong
@@ -93,6 +92,7 @@ class PageObjects:
         self.writer = PageWriter(
             _Putting(store, objects, room, self._written),
             objects.record,
+            pool,
             clock,
             _nothing,
             num_buffers=max(2, min(NUM_BUFFERS, BUFFERED_NBYTES // objects.nbytes)),
@@ -190,7 +190,7 @@ class PageObjects:
 
     def offer(self, pages: Pages, ids: Sequence[PageId]) -> bool:
         """Have an object written that is in these pages; False: it is dropped."""
-        is_given = self.writer.give_run(ids, [self._pool[page] for page in pages.tolist()])
+        is_given = self.writer.give_run(ids, pages.tolist())
         if is_given:
             self._note(ids[-1])
         return is_given
@@ -346,15 +346,8 @@ class ObjectReader:
         """`learn` is told how many seconds an answer took."""
         self._store = store
         self._learn = learn
-
-    def prepare(self, run: Run) -> None:
-        pass
-
-    def read_cached(self, run: Run, buffers: Sequence[Any]) -> int:
-        return 0  # nobody knows what is in memory
-
-    def read(self, run: Run, nbytes: int) -> Buffer:
-        return self._store.read(run.where, run.offset, nbytes)
+        parts = store.new_parts()
+        self.prepare, self.read_cached, self.read, self.rest = parts.prepare, parts.read_cached, parts.read, parts.rest
 
     def measure(self, where: str) -> tuple[int, float]:
         """The first one to measure a store writes what is read."""
@@ -369,9 +362,6 @@ class ObjectReader:
         began_s = time.monotonic()
         num_read = memoryview(self._store.read(where, 0, PROBE_NBYTES)).nbytes
         return num_read, time.monotonic() - began_s
-
-    def rest(self) -> None:
-        pass
 
 
 class _Putting:

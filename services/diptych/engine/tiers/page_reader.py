@@ -1,9 +1,10 @@
 """Reads pages of a medium into the KV pool, in threads of its own, and verifies each before anybody sees it.
 
 What the system has in memory is read straight into the pages, as that cannot wait. Anything else comes by way of a
-buffer, and is copied only while the load is still wanted: the pages are written no more once a load is answered. So a
-medium that hangs holds a thread and a buffer, and nothing else. A load is answered when all its pages are there, when
-one is not what it should be, when a read fails or takes too long, or when it takes far longer than was expected.
+buffer, bit by bit, and is copied only while the load is still wanted: the pages are written no more once a load is
+answered. So a medium that hangs holds a thread and a buffer, and nothing else. A load is answered when all its pages
+are there, when one is not what it should be, when a read fails or takes too long, or when it takes far longer than was
+expected.
 
 How long loads take is learned from those that the medium itself answered. A medium of which nothing is known is
 measured first, by a read that nobody waits for.
@@ -21,18 +22,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-
-from diptych.engine.cache.page_ids import PageId
 from diptych.engine.schedule.pace.step_times import StepLine
 from diptych.engine.tiers.breaker import Breaker
-from diptych.engine.tiers.page_format import HEADER_NBYTES, Buffer, PageFormat, is_sound
+from diptych.engine.tiers.page_format import PageFormat
+from diptych.engine.tiers.record_bytes import Landing
 from diptych.engine.tiers.records import RecordReader, Run, Source
 from diptych.engine.values.events import PagesRestored
 
 logger = logging.getLogger(__name__)
 
-RUN_PAGES: Final = 256  # that are read at once, at most: the system takes 1,024 pieces a call
+RUN_PAGES: Final = 256  # that a thread reads one behind the other, at most
 LATE: Final = 4.0  # times as long as expected, beside one read that hangs: then a load is given up
 MEASURED_AGE_S: Final = 30.0  # after which the medium is measured again, where somebody asks
 GONE: Final = "some pages are gone"
@@ -65,10 +64,10 @@ class _Load:
 class _Reader:
     """What a thread reads with, and since when it waits for the medium."""
 
-    def __init__(self, records: RecordReader, hangs_s: float) -> None:
+    def __init__(self, records: RecordReader, landing: Landing, hangs_s: float) -> None:
         self.records = records
+        self.landing = landing
         self._hangs_s = hangs_s
-        self.headers = np.zeros((RUN_PAGES, HEADER_NBYTES), np.uint8)
         self.since_s: float | None = None
         self.load: _Load | None = None  # for which; None: to measure
 
@@ -103,8 +102,6 @@ class PageReader:
         self.counts = ReadCounts()
         self.breaker = Breaker()
         self._source = source
-        self._record = record
-        self._pool = pool
         self._clock = clock
         self._hangs_s = hangs_s
         self._size = record.record_nbytes
@@ -117,7 +114,7 @@ class PageReader:
         self._is_closing = False
         self._changed = threading.Condition()
         self._wake_receive, self._wake_send = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._readers = [_Reader(source.new_reader(), hangs_s) for _ in range(num_readers)]
+        self._readers = [_Reader(source.new_reader(), Landing(record, pool), hangs_s) for _ in range(num_readers)]
         self._threads = [
             threading.Thread(target=self._run, args=(each,), name="tier-reader", daemon=True) for each in self._readers
         ]
@@ -320,27 +317,45 @@ class PageReader:
     def _read(self, reader: _Reader, load: _Load, run: Run) -> None:
         if load.error:  # nobody wants it any more
             return
-        pages = [self._pool[page] for page in run.pages]
+        reader.landing.begin(run.ids, run.pages)
         with reader.asking(load, self._clock()):
             reader.records.prepare(run)
-        is_cached = self._read_cached(reader, load, run, pages)
-        if is_cached is None:
-            return
-        if not is_cached:
-            with reader.asking(load, self._clock()):
-                data = reader.records.read(run, self._nbytes(run))
-            records = self._whole(data)
-            payloads = records[:, HEADER_NBYTES:]
-            num_bad = self._lose_unsound(run, records[:, :HEADER_NBYTES], payloads)
-            if num_bad or not self._copy(load, payloads, pages):
-                self._count(load, run, 0, num_bad)
-                return
-        self._count(load, run, is_cached, 0)
+        is_cached = True
+        while self._take_cached(reader, load, run):
+            is_cached = False
+            if not self._take_from_medium(reader, load, run):
+                break
+        if not load.error:
+            self._count(load, run, is_cached, self._lose(run, reader.landing.unsound()))
 
-    def _whole(self, data: Buffer) -> Any:
-        """Return the records that are whole: bytes `[number, record_nbytes]`."""
-        count = memoryview(data).nbytes // self._size
-        return np.frombuffer(data, np.uint8, count * self._size).reshape(count, self._size)
+    def _take_cached(self, reader: _Reader, load: _Load, run: Run) -> bool:
+        """Take what is in memory, straight into the pool; return whether more is wanted."""
+        if not self._begin_writing(load):
+            return False
+        try:
+            reader.records.read_cached(run, reader.landing)
+            return reader.landing.num_left > 0
+        finally:
+            self._end_writing(load)
+
+    def _take_from_medium(self, reader: _Reader, load: _Load, run: Run) -> bool:
+        """Take what the medium gives next; False: it gives nothing, or nobody wants it any more."""
+        landing = reader.landing
+        with reader.asking(load, self._clock()):
+            data = reader.records.read(run, landing.num_taken, landing.num_left)
+        if not memoryview(data).nbytes or not self._begin_writing(load):
+            return False
+        try:
+            landing.take(data)
+            return landing.num_left > 0
+        finally:
+            self._end_writing(load)
+
+    def _lose(self, run: Run, unsound: Sequence[int]) -> int:
+        """Let nobody find the pages of a run that are not what they should be; return how many that are."""
+        for number in unsound:
+            self._source.lose(run, run.ids[number])
+        return len(unsound)
 
     def _count(self, load: _Load, run: Run, num_cached: int, num_bad: int) -> None:
         """A run was read; its pages are in the pool, unless some are bad, or nobody wants them any more."""
@@ -354,44 +369,6 @@ class PageReader:
             elif not load.error:
                 self.counts.num_pages += len(run.pages)
                 self._answer(load)
-
-    def _read_cached(self, reader: _Reader, load: _Load, run: Run, pages: Sequence[Any]) -> bool | None:
-        """Read a run straight into the pool, and return whether it was in memory and sound; None: not wanted.
-
-        What is not sound there is read again, from where it cannot be seen.
-        """
-        if not self._begin_writing(load):
-            return None
-        try:
-            headers = reader.headers[: len(pages)]
-            buffers = [each for pair in zip(headers, pages, strict=True) for each in pair]
-            num_read = reader.records.read_cached(run, buffers)
-            return num_read == self._nbytes(run) and not any(self._unsound(run, headers, pages))
-        finally:
-            self._end_writing(load)
-
-    def _unsound(self, run: Run, headers: Any, payloads: Any) -> Iterator[PageId]:
-        """Yield the pages of a run that are not what they should be, or not there: there may be fewer records."""
-        for number, page_id in enumerate(run.ids):
-            is_there = number < len(headers)
-            if not is_there or not is_sound(headers[number], self._record.terms, page_id, payloads[number]):
-                yield page_id
-
-    def _lose_unsound(self, run: Run, headers: Any, payloads: Any) -> int:
-        """Let nobody find what is not what it should be; return how many pages that are."""
-        bad = [*self._unsound(run, headers, payloads)]
-        for page_id in bad:
-            self._source.lose(run, page_id)
-        return len(bad)
-
-    def _copy(self, load: _Load, payloads: Any, pages: Sequence[Any]) -> bool:
-        """Copy sound pages into the pool; False: nobody wants them any more."""
-        if not self._begin_writing(load):
-            return False
-        for payload, page in zip(payloads, pages, strict=True):
-            page[:] = payload
-        self._end_writing(load)
-        return True
 
     def _begin_writing(self, load: _Load) -> bool:
         with self._changed:

@@ -1,12 +1,13 @@
 """Writes pages to a medium in a thread of its own: who gives one waits for a copy in memory, never for the medium.
 
-What is given while something is written goes out together afterwards, or each run of pages by itself. There are few
-buffers, and what waits in them is bounded in seconds as well, by the speed of late: a page that finds no place is
-dropped and counted.
+What is given while something is written goes out together afterwards, or each run of pages by itself. Digests are made
+while pages are copied. There are few buffers, and what waits in them is bounded in seconds as well, by the speed of
+late: a page that finds no place is dropped and counted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import mmap
@@ -19,6 +20,7 @@ from typing import Any, Final, Protocol
 from diptych.engine.cache.page_ids import NOBODYS, PageId
 from diptych.engine.tiers.breaker import Breaker
 from diptych.engine.tiers.page_format import HEADER_NBYTES, PageFormat, header
+from diptych.engine.tiers.record_bytes import Gatherer
 
 logger = logging.getLogger(__name__)
 
@@ -63,14 +65,31 @@ class Sink(Protocol):
 class _Batch:
     """A buffer of records, which fill it from its beginning."""
 
-    def __init__(self, nbytes: int) -> None:
-        self._memory = mmap.mmap(-1, nbytes)
-        self.data = memoryview(self._memory)
+    def __init__(self, nbytes: int, record_nbytes: int) -> None:
+        self.data = huge_buffer(nbytes)
         self.ids: list[PageId] = []
-        self.used = 0
+        self.keys: list[bytes] = []
+        self._record_nbytes = record_nbytes
+
+    @property
+    def used(self) -> int:
+        return len(self.ids) * self._record_nbytes
+
+    @property
+    def num_left(self) -> int:
+        """Records that still have a place."""
+        return len(self.data) // self._record_nbytes - len(self.ids)
 
     def clear(self) -> None:
-        self.ids, self.used = [], 0
+        self.ids, self.keys = [], []
+
+
+def huge_buffer(nbytes: int) -> memoryview:
+    """Return a buffer in large pages of the system, where there are some: a device takes twice as much from these."""
+    memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
 
 
 @dataclass(slots=True)
@@ -104,13 +123,14 @@ class PageWriter:
         self,
         sink: Sink,
         record: PageFormat,
+        rows: Any,
         clock: Callable[[], float],
         on_written: Callable[[], None],
         *,
         num_buffers: int,
         buffer_nbytes: int,
     ) -> None:
-        """`on_written` is called in the writer's thread."""
+        """`rows`: bytes `[number, page_nbytes]`, of which pages are. `on_written` is called in the writer's thread."""
         self.counts = WriteCounts()
         self.breaker = Breaker()
         self._drops = Breaker()  # a store may let us write, and not delete
@@ -119,7 +139,8 @@ class PageWriter:
         self._clock = clock
         self._on_written = on_written
         self._size = record.record_nbytes
-        self._queue = _Queue([_Batch(buffer_nbytes) for _ in range(num_buffers)])
+        self._gatherer = Gatherer(record, rows)
+        self._queue = _Queue([_Batch(buffer_nbytes, self._size) for _ in range(num_buffers)])
         self._bytes_per_s = 0.0  # 0: not known
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="tier-writer", daemon=True)
@@ -128,35 +149,55 @@ class PageWriter:
     def is_pending(self, key: bytes) -> bool:
         return key in self._queue.pending
 
-    def give(self, page_id: PageId, payload: Any) -> bool:
-        """Copy a page to be written; False: it is dropped. `submit` when there are no more."""
-        with self._changed:
-            batch = self._batch_with_room()
-            if batch is None:
-                self.counts.num_dropped += 1
-                return False
-            self._add(batch, page_id, payload)
-        return True
+    def give(self, ids: Sequence[PageId], pages: Sequence[int]) -> int:
+        """Copy pages to be written; return how many of them, as the last are dropped for which there is no place.
 
-    def give_run(self, ids: Sequence[PageId], payloads: Sequence[Any]) -> bool:
+        `submit` when there are no more.
+        """
+        given = 0
+        while given < len(ids) and (batch := self._take_batch()) is not None:
+            end = min(len(ids), given + batch.num_left)
+            self._fill(batch, ids[given:end], pages[given:end])
+            with self._changed:
+                self._queue.filling = batch
+            given = end
+        self.counts.num_dropped += len(ids) - given
+        return given
+
+    def give_run(self, ids: Sequence[PageId], pages: Sequence[int]) -> bool:
         """Copy pages to be written by themselves, all of which have place in a buffer; False: they are dropped."""
         with self._changed:
             batch = self._queue.free.pop() if self._queue.free and self._takes_more() else None
-            if batch is None:
-                self.counts.num_dropped += len(ids)
-                return False
-            for page_id, payload in zip(ids, payloads, strict=True):
-                self._add(batch, page_id, payload)
+        if batch is None:
+            self.counts.num_dropped += len(ids)
+            return False
+        self._fill(batch, ids, pages)
+        with self._changed:
             self._queue.full.append(batch)
             self._changed.notify()
         return True
 
-    def _add(self, batch: _Batch, page_id: PageId, payload: Any) -> None:
-        start = batch.used + HEADER_NBYTES
-        batch.data[start : batch.used + self._size] = payload
-        batch.ids.append(page_id)
-        batch.used += self._size
-        self._queue.pending.add(page_id.key)
+    def _take_batch(self) -> _Batch | None:
+        """Take the batch that has a place for one more page, out of reach of the writer; None: there is none."""
+        queue = self._queue
+        with self._changed:
+            if queue.filling is not None and not queue.filling.num_left:
+                queue.full.append(queue.filling)
+                queue.filling = None
+                self._changed.notify()
+            if not self._takes_more():
+                return None
+            batch, queue.filling = queue.filling, None
+            return batch if batch is not None else queue.free.pop() if queue.free else None
+
+    def _fill(self, batch: _Batch, ids: Sequence[PageId], pages: Sequence[int]) -> None:
+        """Copy pages, while the writer goes on."""
+        self._gatherer.gather(batch.data[batch.used :], ids, pages)
+        keys = [page_id.key for page_id in ids]
+        batch.ids.extend(ids)
+        batch.keys.extend(keys)
+        with self._changed:
+            self._queue.pending.update(keys)
 
     def submit(self) -> None:
         """Have written what was given, if there is any: to wake a thread for nothing costs a step time."""
@@ -190,19 +231,6 @@ class PageWriter:
             self._changed.notify()
         self._thread.join(JOIN_S)
 
-    def _batch_with_room(self) -> _Batch | None:
-        """Return the batch that takes one more page."""
-        queue = self._queue
-        if not self._takes_more():
-            return None
-        if queue.filling is not None and queue.filling.used + self._size > len(queue.filling.data):
-            queue.full.append(queue.filling)
-            queue.filling = None
-            self._changed.notify()
-        if queue.filling is None and queue.free:
-            queue.filling = queue.free.pop()
-        return queue.filling
-
     def _takes_more(self) -> bool:
         return self.breaker.allows(self._clock()) and self._waiting_s() <= LONGEST_QUEUE_S
 
@@ -215,9 +243,8 @@ class PageWriter:
         while (batch := self._next()) is not None:
             self._write(batch)
             with self._changed:
-                written = {page_id.key for page_id in batch.ids}
-                self._queue.pending -= written
-                self._queue.lost -= written
+                self._queue.pending.difference_update(batch.keys)
+                self._queue.lost.difference_update(batch.keys)
                 batch.clear()
                 self._queue.free.append(batch)
                 self._changed.notify_all()
@@ -270,10 +297,12 @@ class PageWriter:
         began_s = self._clock()
         self.breaker.begin(began_s)
         with self._changed:
-            ids = [NOBODYS if self._is_lost(page_id) else page_id for page_id in batch.ids]
-        for number, page_id in enumerate(ids):
+            ids = batch.ids
+            if self._queue.lost or self._queue.forgotten:
+                ids = [NOBODYS if self._is_lost(page_id) else page_id for page_id in ids]
+        for number in [number for number, page_id in enumerate(ids) if page_id is NOBODYS]:
             record = batch.data[number * self._size : (number + 1) * self._size]
-            record[:HEADER_NBYTES] = header(self._terms, page_id, record[HEADER_NBYTES:])
+            record[:HEADER_NBYTES] = header(self._terms, NOBODYS, record[HEADER_NBYTES:])
         try:
             nbytes = self._sink.write(batch.data, batch.used, ids)
         except OSError as error:

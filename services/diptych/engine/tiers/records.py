@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from diptych.engine.cache.page_ids import PageId
 from diptych.engine.tiers.page_format import Buffer
+from diptych.engine.tiers.record_bytes import Landing
 
 
 class Run(NamedTuple):
@@ -25,12 +25,15 @@ class RecordReader(Protocol):
         """Make it possible that `read_cached` does not wait. This may."""
         ...
 
-    def read_cached(self, run: Run, buffers: Sequence[Any]) -> int:
-        """Fill `buffers` with what is in memory, without waiting; return how many bytes came. 0: nothing is there."""
+    def read_cached(self, run: Run, landing: Landing) -> None:
+        """Have `landing` take what is in memory of the bytes that it lacks, without waiting."""
         ...
 
-    def read(self, run: Run, nbytes: int) -> Buffer:
-        """Return so many bytes, or fewer at the end: good until the next call. This may wait."""
+    def read(self, run: Run, start: int, nbytes: int) -> Buffer:
+        """Return some of so many bytes, from byte `start` of the run on: good until the next call. This may wait.
+
+        None come at the end of what is there.
+        """
         ...
 
     def measure(self, where: Any) -> tuple[int, float]:

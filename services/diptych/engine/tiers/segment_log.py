@@ -28,7 +28,7 @@ from typing import Final
 from diptych.common.errors import ConfigError
 from diptych.engine.cache.page_ids import NOBODYS, PageId
 from diptych.engine.tiers.disk import Disk
-from diptych.engine.tiers.segments import BLOCK, TRAILER_NBYTES, SegmentFormat, SegmentIndex, Table
+from diptych.engine.tiers.segments import BLOCK, TRAILER_NBYTES, Location, SegmentFormat, SegmentIndex, Table
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +74,12 @@ class SegmentLog:
     def find(self, key: bytes) -> tuple[Path, int] | None:
         """Return the file and the offset of a page's record. The file may be gone when it is opened."""
         at = self.index.find(key)
-        file = None if at is None else self._files.get(at.segment)
+        file = None if at is None else self.file(at)
         return None if at is None or file is None else (file, at.offset)
+
+    def file(self, at: Location) -> Path | None:
+        """Return the file of a record, unless it has gone."""
+        return self._files.get(at.segment)
 
     def newest(self) -> Path | None:
         """Return the segment that was begun last."""

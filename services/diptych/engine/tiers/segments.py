@@ -40,6 +40,10 @@ class Location(NamedTuple):
     segment: int
     offset: int
 
+    @classmethod
+    def of(cls, place: int) -> Location:
+        return cls(place >> 32, place & 0xFFFF_FFFF)
+
 
 class Table(NamedTuple):
     """The table of a footer."""
@@ -135,7 +139,12 @@ class SegmentIndex:
 
     def find(self, key: bytes) -> Location | None:
         at = self._at.get(key)
-        return None if at is None else Location(at >> 32, at & 0xFFFF_FFFF)
+        return None if at is None else Location.of(at)
+
+    def places(self, keys: Iterable[bytes]) -> I64 | None:
+        """Return where records are, as numbers that grow with their offsets (`Location.of`); None: some are gone."""
+        at = [*map(self._at.get, keys)]
+        return None if None in at else np.array(at, np.int64)
 
     def is_old(self, location: Location) -> bool:
         """Whether the page will go with the next segments: in the older half of a log that is nearly full."""

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diptych.common.arrays import F32, I32, I64, U64
+from diptych.engine.values.logit_processor import Processed
 from diptych.generation.attention_tokens import AttentionWish, TokenAttention
 from diptych.generation.logprobs import LogprobsBatch
 from diptych.generation.segments import Image
@@ -79,6 +80,7 @@ class SamplingBatch:
     min_p: F32 | None = None  # [0, 1], of the likeliest token's probability
     bias: Bias | None = None
     penalties: Penalties | None = None
+    processed: Sequence[Processed] = ()  # changed behind those
     token_mask: I32 | None = None  # packed [num_samples, ceil(vocab_size / 32)]: bit i % 32 of word i // 32 allows i
     labels: Labels | None = None
     num_top: I64 | None = None  # alternatives to report with the token's log-probability; -1: report nothing

@@ -10,6 +10,14 @@ from diptych.engine.values.request import Request
 from diptych.kvtransfer.ownership import Pages
 
 
+class TierPrice(NamedTuple):
+    """What it takes to bring cached pages back from a tier, as measured, with what waits there."""
+
+    name: str
+    base_s: float  # of any load; infinite: nothing is loaded from there now
+    page_s: float = 0.0  # and of each page
+
+
 class Load(NamedTuple):
     """How busy a scheduler is. Made in every step."""
 
@@ -29,6 +37,7 @@ class Load(NamedTuple):
     window_pages: int = 0  # of those that are not free, what layers with a window hold
     next_beside_pages: int = 0  # of the free ones, what one more request would take beside its tokens
     prompt_token_s: float = 0.0  # a token at the beginning of a prompt adds to a step; 0: not measured
+    tiers: tuple[TierPrice, ...] = ()  # of the prefix cache, below the pool, in their order
 
 
 @dataclass(slots=True)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from diptych.architectures.pooling import Pooling
-from diptych.architectures.vision import VisionInput
+from diptych.engine.values.logit_processor import Processors
 from diptych.engine.values.prompt_cost import SAME_EVERYWHERE, PromptCost
 from diptych.engine.values.watched_layers import NOTHING_WATCHED, WatchedLayers
+
+if TYPE_CHECKING:
+    from diptych.architectures.pooling import Pooling
+    from diptych.architectures.vision import VisionInput
 
 PROMPT_ROWS: Final = 1  # of the cache, beside those of requests that run: a prompt for another worker finds it free
 MAX_DRAFTS: Final = 256  # of a step: beside as many requests, twice as many rows
@@ -45,6 +48,7 @@ class Limits:
     image_row_nbytes: int = 0  # that a tower makes of a place, which pages can carry; 0: none, or not on several ranks
     image_row_dtype: str = ""  # of the numbers in them
     watched: WatchedLayers = NOTHING_WATCHED  # whose attention requests may ask for
+    processors: Processors = field(default_factory=dict)  # the operator's changes to logits
     mixed_step_s: float = math.inf  # of a step that computes prompts while requests wait for their next token
 
     @property

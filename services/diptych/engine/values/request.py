@@ -6,9 +6,9 @@ what an extend computes is always `[computed_len, num_tokens)`, whether the requ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -97,6 +97,8 @@ class Request:
     is_idle_work: bool = False  # prompts of requests that are not so are computed before it, for a bounded time
     is_whole: bool = False  # one step computes all of its prompt, whatever is cached
     encodes: ContentSegment | None = None  # whose rows its pages are for: it has no text. None: for keys and values
+    processor_params: Mapping[str, Any] | None = field(default=None, repr=False)  # read, once a step has needed them
+    processor_error: str = ""  # why its logits could not be changed
     labels: tuple[int, ...] = ()  # tokens whose log-probabilities behind its prompt are its vector; none: see the model
     vector: F32 | None = field(default=None, repr=False)  # what has been made of its prompt, where no text is
 

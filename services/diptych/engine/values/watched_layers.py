@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from diptych.architectures.config import ModelConfig
-from diptych.generation.attention_tokens import AttentionWish
+if TYPE_CHECKING:
+    from diptych.architectures.config import ModelConfig
+    from diptych.generation.attention_tokens import AttentionWish
 
 
 @dataclass(frozen=True, slots=True)

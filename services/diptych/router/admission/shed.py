@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from diptych.generation.slo import Slo
-from diptych.router.choose.policies.cost import Outlook
+from diptych.router.choose.policies.outlook import Outlook
 
 FIRST_FROM: Final = 0.3  # pressure at which the lightest tier begins to give way
 ALL_FROM: Final = 0.8  # and at which all sheddable ones have: the rest is for what comes in bursts

@@ -14,7 +14,7 @@ from typing import Final
 from diptych.router.admission.in_flight import InFlight
 from diptych.router.admission.queue import MAX_RETRY_AFTER_S
 from diptych.router.admission.shed import NOTHING_SEEN, pressure, shares
-from diptych.router.choose.policies.cost import Outlook
+from diptych.router.choose.policies.outlook import Outlook
 from diptych.router.errors import Shed
 from diptych.router.values.slo_tiers import Tier, Tiers
 

@@ -18,7 +18,7 @@ from diptych.generation.page_hash import root_hash
 from diptych.router.choose.fits import Ratio
 from diptych.router.choose.page_chain import text_hashes
 from diptych.router.choose.page_set import Hashes, PageSet, prefix_lens
-from diptych.router.choose.prefix_index import PrefixIndex
+from diptych.router.choose.prefix_index import Found, PrefixIndex
 from diptych.router.workers.worker_view import Pair
 
 LATELY_S: Final = 30.0  # a prompt that has queued for longer is told of soon
@@ -100,10 +100,16 @@ class CachedPrefixes:
 
     def cached_tokens(self, chains: Mapping[int, Hashes]) -> Mapping[int, int]:
         """Return how many leading tokens of a prompt each worker has; who has none is left out."""
-        found = dict(self.told.holders(chains))
+        return self.find(chains).num_tokens
+
+    def find(self, chains: Mapping[int, Hashes]) -> Found:
+        """Return the same, and what of it lies in tiers. Who was sent more than it told of brings all to its pool."""
+        found = self.told.find(chains)
         for page_size, chain in chains.items():
             for instance_id, num_pages in self._believed(chain):
-                found[instance_id] = max(found.get(instance_id, 0), num_pages * page_size)
+                if num_pages * page_size > found.num_tokens.get(instance_id, 0):
+                    found.num_tokens[instance_id] = num_pages * page_size
+                    found.lower.pop(instance_id, None)
         return found
 
     def sent(self, instance_ids: Iterable[int], chains: Mapping[int, Hashes]) -> None:

@@ -17,8 +17,9 @@ from typing import Any, Final
 from typing_extensions import TypedDict
 
 from diptych.router.choose.policies import Plan
-from diptych.router.choose.policies.cost import Cost, computed_s, cost_of_pair, parts_of, prices_of, ttft_s
-from diptych.router.choose.policies.policy import Candidates, Decision, RequestView, Worker
+from diptych.router.choose.policies.beginning import computed_s
+from diptych.router.choose.policies.cost import Cost, cost_of_pair, parts_of, prices_of, ttft_s
+from diptych.router.choose.policies.policy import Candidates, Decision, HeldPrefix, RequestView, Worker
 from diptych.router.values.failure import LegFailure
 from diptych.router.workers.legs import Work
 from diptych.router.workers.worker_view import Pair
@@ -198,6 +199,8 @@ def _worker(worker: Worker) -> Json:
     return {
         "instance": _hex(worker.instance_id),
         "cached_tokens": worker.cached_tokens,
+        "loads": [load._asdict() for load in worker.loads],
+        "held": None if worker.held is None else _held(worker.held),
         "queued_tokens": load.queued_tokens,
         "num_requests": load.num_requests,
         "free_tokens": load.free_tokens,
@@ -205,6 +208,10 @@ def _worker(worker: Worker) -> Json:
         "prefill_s": learned.prefill._asdict(),
         "decode_s": learned.decode._asdict(),
     }
+
+
+def _held(held: HeldPrefix) -> Json:
+    return {"instance": _hex(held.instance_id), "num_tokens": held.num_tokens}
 
 
 def _costs(selection: Selection) -> Generator[None, None, list[Json]]:

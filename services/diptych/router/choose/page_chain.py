@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from diptych.common import native
 from diptych.common.arrays import U64
 from diptych.common.native import build_library
 from diptych.generation.page_hash import root_hash
@@ -46,7 +47,8 @@ def text_hashes(utf8: bytes, block_bytes: int, extra_key: bytes = b"") -> U64:
 
 def build() -> Path:
     """Compile the library, unless that was done before."""
-    return build_library(Path(__file__).with_suffix(".c"), flags=("-std=gnu11",))
+    source = Path(__file__).with_suffix(".c")
+    return build_library(source, header_dirs=[Path(native.__file__).parent], flags=("-std=gnu11", "-march=native"))
 
 
 @functools.cache

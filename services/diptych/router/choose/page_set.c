@@ -80,10 +80,13 @@ typedef struct {
 } PageSet;
 
 // Write for each set how many leading hashes it has. A set with a hash of the chain has all before it: bisection.
-void page_set_prefix_lens(const PageSet *sets, int64_t num_sets, const uint64_t *hashes, int64_t num_hashes,
-                          int64_t *lens) {
+// Sets of one group have them one behind the other: each begins where the one before it ends, and so does its length;
+// without groups each stands alone.
+void page_set_prefix_lens(const PageSet *sets, const int64_t *groups, int64_t num_sets, const uint64_t *hashes,
+                          int64_t num_hashes, int64_t *lens) {
     for (int64_t i = 0; i < num_sets; i++) {
-        int64_t known = 0, unknown = num_hashes; // the answer is between them
+        int64_t known = groups && i && groups[i] == groups[i - 1] ? lens[i - 1] : 0;
+        int64_t unknown = num_hashes; // the answer is between them
         while (known < unknown) {
             int64_t middle = known + (unknown - known) / 2;
             if (sets[i].table[find(sets[i].table, sets[i].mask, key_of(hashes[middle]))])

@@ -32,7 +32,7 @@ Hashes: TypeAlias = Sequence[int] | U64
 _SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
     **dict.fromkeys(("add", "add_chain", "remove"), (c_int64, [c_void_p, c_uint64, c_void_p, c_int64])),
     "scatter": (None, [c_uint64, c_uint64]),
-    "prefix_lens": (None, [c_void_p, c_int64, c_void_p, c_int64, c_void_p]),
+    "prefix_lens": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p]),
 }
 
 
@@ -100,11 +100,19 @@ class PageSet:
         self._address, self._mask = table.ctypes.data, len(table) - 1
 
 
-def prefix_lens(sets: Sequence[PageSet], chain: Hashes) -> list[int]:
-    """Return how many leading hashes of a chain each set has. One that has a hash must have all before it."""
+def prefix_lens(sets: Sequence[PageSet], chain: Hashes, groups: Sequence[int] = ()) -> list[int]:
+    """Return how many leading hashes of a chain each set has. One that has a hash must have all before it.
+
+    `groups`: of the sets, each its own without. Those of a group stand together, and have parts of a chain one behind
+    the other: the length of each counts from the beginning of the chain.
+    """
     places = array("Q", [word for pages in sets for word in pages.place])
     lens = array("q", bytes(8 * len(sets)))  # small arrays of this kind cost a tenth of numpy's
-    load().page_set_prefix_lens(places.buffer_info()[0], len(sets), _packed(chain), len(chain), lens.buffer_info()[0])
+    numbers = array("q", groups) if groups else None
+    load().page_set_prefix_lens(
+        *(places.buffer_info()[0], numbers and numbers.buffer_info()[0], len(sets)),
+        *(_packed(chain), len(chain), lens.buffer_info()[0]),
+    )
     return lens.tolist()
 
 

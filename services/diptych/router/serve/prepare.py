@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from diptych.common.errors import DeadlineExceeded, InvalidRequest
 from diptych.generation.grammar import Grammar, Preamble
@@ -18,7 +18,6 @@ from diptych.generation.segments import content_len
 from diptych.grammars.checks import GrammarChecks
 from diptych.router.admission.body_budget import BodyBudget
 from diptych.router.admission.held_pixels import HeldPixels
-from diptych.router.images.reader import ImageReader
 from diptych.router.text.tokenization import Tokenization
 from diptych.router.values.request import ClientRequest, GenerationRequest, PoolingParams, ServedModel
 from diptych.router.values.slo_tiers import NO_TIERS, Tiers
@@ -31,6 +30,10 @@ from diptych.router.values.validation import (
     output_room,
 )
 from diptych.router.workers.fleet import Fleet
+
+if TYPE_CHECKING:  # of models that are shown images
+    from diptych.router.images.reader import ImageReader
+
 
 COUNTED_CONTEXTS: Final = 4  # that a text may have the tokens of, for whoever wants to know how many they are
 

@@ -25,7 +25,7 @@ from diptych.router.choose.explain import Selection
 from diptych.router.choose.page_chain import page_hashes
 from diptych.router.choose.pairing import has_fresh, least_blamed
 from diptych.router.choose.policies import Plan, plan_of
-from diptych.router.choose.policies.cost import Outlook, outlook_of
+from diptych.router.choose.policies.outlook import Outlook, outlook_of
 from diptych.router.choose.policies.policy import Candidates, Decision
 from diptych.router.choose.pools import choose_pool
 from diptych.router.choose.seen_prompts import SeenPrompts
@@ -231,7 +231,8 @@ def _found(fleet: Fleet, num_tokens: int, key: int, chains: Mapping[int, U64]) -
     def sent(pair: Pair) -> None:
         fleet.prefixes.sent({pair.prefill_id, pair.decode_id}, chains)
 
-    return FoundPrompt(num_tokens, key, fleet.prefixes.cached_tokens(chains), sent, chains)
+    found = fleet.prefixes.find(chains)
+    return FoundPrompt(num_tokens, key, found.num_tokens, sent, chains, found.lower)
 
 
 def _by_text(fleet: Fleet, utf8: bytes, namespace: bytes) -> FoundPrompt:

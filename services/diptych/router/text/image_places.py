@@ -11,18 +11,22 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from diptych.architectures.vision import VisionInput
-from diptych.common.arrays import I64
 from diptych.common.errors import InvalidRequest
 from diptych.generation.segments import ContentSegment
-from diptych.router.images.decode import ReadImage
-from diptych.router.values.images import ImageInput
-from diptych.router.values.request import ChatPrompt
 from diptych.tokens.packed_tokens import TOKEN_TYPE
+
+if TYPE_CHECKING:  # of models that are shown images
+    from diptych.architectures.vision import VisionInput
+    from diptych.common.arrays import I64
+    from diptych.router.images.decode import ReadImage
+    from diptych.router.values.images import ImageInput
+    from diptych.router.values.request import ChatPrompt
+
 
 Bools = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.uint32]

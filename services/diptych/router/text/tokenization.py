@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from diptych.common.errors import InvalidRequest
 from diptych.generation.finish import Finish
@@ -20,8 +20,6 @@ from diptych.generation.output_text import OutputText
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.admission.held_pixels import HeldPixels
 from diptych.router.errors import ContextLengthExceeded
-from diptych.router.images.decode import OpenedImage
-from diptych.router.images.reader import ImageReader
 from diptych.router.text.chat_text import render
 from diptych.router.text.fair_threads import FairThreadPool
 from diptych.router.text.image_places import check_places, check_written, with_contents
@@ -53,6 +51,11 @@ from diptych.router.values.validation import (
 from diptych.tokens.packed_tokens import TOKEN_TYPE, pack
 from diptych.tokens.prompt_encoder import PromptEncoder
 from diptych.tokens.segment_cache import SegmentCache
+
+if TYPE_CHECKING:  # of models that are shown images
+    from diptych.router.images.decode import OpenedImage
+    from diptych.router.images.reader import ImageReader
+
 
 CUT_CONTEXTS: Final = 16  # that a text which is to be cut may have the tokens of
 MAX_INLINE_STEPS: Final = 2048  # of characters to make tokens of, or of tokens to check: less than a millisecond

@@ -14,12 +14,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from diptych.common.members.roles import LegKind
-from diptych.router.choose.explain import AttemptRecord
 from diptych.router.values.output import End, total_usage
-from diptych.v1.worker_pb2 import LegStats
+
+if TYPE_CHECKING:
+    from diptych.router.choose.explain import AttemptRecord
+    from diptych.v1.worker_pb2 import LegStats
 
 PARENT_FIELDS: Final = ("traceparent", "tracestate")  # of W3C's trace context, in headers and metadata
 MAX_PARENT_LEN: Final = 512  # of each, by W3C's advice: it is sent with every span

@@ -11,14 +11,11 @@ import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from diptych.architectures.pooling import Pooling
-from diptych.architectures.vision import VisionInput
 from diptych.common.errors import InvalidRequest
-from diptych.generation.grammar import Preamble
 from diptych.generation.leg_prompt import BYTES_PER_TOKEN
 from diptych.generation.request_groups import MAX_PRIORITY, NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
@@ -27,14 +24,19 @@ from diptych.router.choose.policies import POLICIES
 from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import ANYBODY, Caller
 from diptych.router.text.parsing.message_formats import DEFAULT_FORMATS, MessageFormats
-from diptych.router.text.parsing.parts import MessageParser
 from diptych.router.text.parsing.tool_use import NO_TOOLS, ToolUse
 from diptych.router.tracing.record import NO_TRACE, Trace
-from diptych.router.values.images import ImageInput
-from diptych.router.values.kept_sessions import Turn
 from diptych.router.values.slo_tiers import NO_TIER, NO_WISH, SloWish, Tier
 from diptych.tokens.packed_tokens import TOKEN_TYPE
-from diptych.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from diptych.architectures.pooling import Pooling
+    from diptych.architectures.vision import VisionInput
+    from diptych.generation.grammar import Preamble
+    from diptych.router.text.parsing.parts import MessageParser
+    from diptych.router.values.images import ImageInput
+    from diptych.router.values.kept_sessions import Turn
+    from diptych.tokens.tokenizer import Tokenizer
 
 POLICY_HEADER: Final = "x-diptych-policy"
 POOL_HEADER: Final = "x-diptych-pool"

@@ -6,13 +6,15 @@ A worker's vector is as the model's head left it. Its first dimensions are taken
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from diptych.architectures.pooling import Pooling
-from diptych.common.arrays import F32
 from diptych.common.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from diptych.architectures.pooling import Pooling
+    from diptych.common.arrays import F32
 
 
 class Pooled(NamedTuple):

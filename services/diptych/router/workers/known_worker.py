@@ -7,18 +7,29 @@ What workers tell of themselves becomes values when it comes, not whenever a req
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
 from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.members.terms import Feature, terms_of
-from diptych.kvtransfer.layout import DTYPE_NBYTES
-from diptych.router.workers.worker_view import WorkerLoad, WorkerView
+from diptych.kvtransfer.dtypes import DTYPE_NBYTES
+from diptych.router.workers.worker_view import TierPrice, WorkerLoad, WorkerView
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import Instance
 
 _STATES: Final[frozenset[int]] = frozenset(State)
+
+
+class Price(Protocol):
+    """What a worker says of a tier, likewise."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def base_s(self) -> float: ...
+    @property
+    def page_s(self) -> float: ...
 
 
 class Counts(Protocol):
@@ -50,6 +61,8 @@ class Counts(Protocol):
     def context_token_s(self) -> float: ...
     @property
     def prompt_token_s(self) -> float: ...
+    @property
+    def tiers(self) -> Iterable[Price]: ...
 
 
 def reported_load(load: bootstrap_pb2.WorkerLoad, page_size: int) -> WorkerLoad:
@@ -76,6 +89,7 @@ def counted_load(
         context_token_s=load.context_token_s,
         prompt_token_s=load.prompt_token_s,
         left_tokens=load.waiting_tokens,
+        tiers=tuple([TierPrice(each.name, each.base_s, each.page_s / max(1, page_size)) for each in load.tiers]),
     )
 
 

@@ -96,6 +96,7 @@ class OpenLegs:
             self._outputs_by_slo(),
             len(self._legs),
             min(self._left_tokens(reported), max(reported.queued_tokens, self.queued_tokens)),
+            reported.tiers,
         )
 
     def _left_tokens(self, reported: WorkerLoad) -> int:

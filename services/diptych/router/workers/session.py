@@ -205,7 +205,8 @@ class Session:
         self._note_state()
 
     def _on_kv_events(self, wire: KvEvents) -> None:
-        news = KvNews(wire.sequence, wire.cleared, wire.removed, wire.stored, wire.more)
+        below = [(each.level, each.stored) for each in wire.below]
+        news = KvNews(wire.sequence, wire.cleared, wire.removed, wire.stored, wire.more, below)
         if not self._index.apply(self.instance_id, news):
             logger.warning("missed KV events of %s: asking for all", self.worker)
             self._metrics.kv_resyncs.inc()

@@ -36,6 +36,17 @@ class WorkerView:
     pool: str = ""  # empty: none was named
 
 
+class TierPrice(NamedTuple):
+    """What it takes to bring cached tokens back from a tier of a worker, with what waits there."""
+
+    name: str
+    base_s: float  # infinite: nothing is loaded from there now
+    token_s: float = 0.0
+
+    def load_s(self, num_tokens: int) -> float:
+        return self.base_s + self.token_s * num_tokens
+
+
 class WorkerLoad(NamedTuple):
     """How busy a worker is: the larger of what it reported last and what this router has open there.
 
@@ -59,6 +70,7 @@ class WorkerLoad(NamedTuple):
     outputs: Sequence[tuple[Slo, int]] = ()  # that are made there for this router, by their SLOs; none: nobody said one
     num_own: int = 0  # of `num_requests`, those of this router
     left_tokens: int = 0  # of `queued_tokens`, those that are left of prompts which are computed, as far as is known
+    tiers: Sequence[TierPrice] = ()  # of its prefix cache, below the pool, in the order of their levels
 
     def tested_s(self, peer_id: int, num_bytes: float) -> float:
         """Return how long so much KV takes to a peer at the speed that a test of the link found."""

@@ -273,16 +273,17 @@ def test_a_page_in_the_host_tier_is_still_cached() -> None:
     changes = CacheChanges()
     tree = RadixTree(PAGE_SIZE, tiers=[SlotPool(2)], changes=changes)
     tree.insert(tokens("aabbcc"), page_list(1, 2, 3))
-    changes.pop()
+    _, *others = changes.pop().stored
     eviction = tree.evict(2)
     assert (eviction.pages.tolist(), saves(eviction)) == ([2, 3], [(1, [2, 3], [0, 1])])
-    assert changes.is_empty
+    assert changes.pop() == CacheDelta(below=((1, tuple(others)),))
     match = tree.match(tokens("aabbcc"))
     assert (match.pages.tolist(), match.num_lower_pages) == ([1], 2)
     assert tree.peek(tokens("aabbcc")) == 6
     tree.lock(match.node)
     assert [node.pages.tolist() for node in match.lower_nodes] == [[0, 1]]
     tree.promote(match.lower_nodes, page_list(7, 8))
+    assert changes.pop() == CacheDelta(stored=tuple(others))
     tree.unlock(match.node)
     assert matched(tree, "aabbcc") == [1, 7, 8]
     assert tree.check() == []

@@ -43,26 +43,19 @@ class Pipeline:
         self.last = LastStage()
         self._rank = TpModelWorker(HostChannels(endpoint), 1)
         self._thread = ThreadPoolExecutor(1)
-        self._done = self._thread.submit(self._rank.run, self.last, None, NoPages())  # type: ignore[arg-type]
 
     def asked(self) -> int:
         """Finish the steps so far; return how often the other rank was asked to, ever."""
-        self.log.finish_steps()
+        waiting = self._thread.submit(self.log.finish_steps)
+        while not waiting.done():
+            self._rank.apply_due(self.last, None, None)  # type: ignore[arg-type]
+        waiting.result()
         return self.last.num_finished
 
     def close(self) -> None:
         self.log.close()
-        self._done.result(timeout=60)
         self._rank.close()
         self._thread.shutdown()
-
-
-class NoPages:
-    def descriptors(self) -> tuple[int, ...]:
-        return ()
-
-    def restored(self) -> tuple[int, ...]:
-        return ()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from diptych.common.verdicts.permissions import MAY_CALL
 from diptych.router.http.exchange.app import APIS
 from diptych.router.http.native.tokens import TOKEN_APIS
-from diptych.router.http.openai.batches import PATHS
+from diptych.router.http.openai.batch_paths import PATHS
 from diptych.router.http.operate.openapi import openapi_json
 from diptych.router.http.vectors.routes import VECTOR_APIS
 

@@ -262,7 +262,8 @@ class RadixTree:
         top = untrusted[-1]
         assert top.parent is not None
         lost = [each for each in (top, *top.below()) if not each.is_withdrawn]
-        self._changes.remove([page_hash for each in reversed(lost) for page_hash in each.hashes[::-1].tolist()])
+        for each in reversed(lost):
+            self._changes.remove(each.hashes[::-1].tolist(), each.level)
         del top.parent.children[top.key]
         top.key = self._num_withdrawn.to_bytes(NO_KEY_BYTES, "little")
         self._num_withdrawn += 1
@@ -435,13 +436,13 @@ class RadixTree:
         while num_pages > 0 and (node := self.windows.first()):
             evicted.append(self.windows.pop(node))
             num_pages -= len(evicted[-1])
-        return Eviction(joined(evicted), merged(saves))
+        return Eviction(evicted[0] if len(evicted) == 1 else joined(evicted), merged(saves))
 
     def clear(self) -> Pages:
         """Forget everything that is not locked, in all levels; return the pages of the pool."""
         pages = self._forget(self.unlocked())
         self._changes.clear()
-        self._changes.store(self.hashes())
+        self._changes.store(self.hashes())  # what is locked is in the pool
         return pages
 
     def unlocked(self) -> list[Node]:
@@ -583,7 +584,7 @@ class RadixTree:
             self._queues[level].add(node)
         node.is_withdrawn, node.has_rows = parent.is_withdrawn, is_of_rows(extra_key)
         if not node.is_withdrawn:
-            self._changes.store(node.hashes.tolist())
+            self._changes.store(node.hashes.tolist(), level)
         return node
 
     def _admit(self, node: Node) -> None:
@@ -599,10 +600,15 @@ class RadixTree:
         """Move a node from a tier into the first of `pages`; return the others."""
         num_places = node.num_places
         node.move(POOL, pages[:num_places])
+        self._tell_moved(node)
         self._admit(node)
         self.states.enter(node)
         self.windows.enter(node)
         return pages[num_places:]
+
+    def _tell_moved(self, node: Node) -> None:
+        if not node.is_withdrawn:
+            self._changes.move(node.hashes.tolist(), node.level)
 
     def _pop(self, level: int, num_pages: int) -> Node | None:
         """Take the lowest ranking node of a level out of its queue, or the end of it that has `num_pages` pages."""
@@ -634,6 +640,7 @@ class RadixTree:
         if node.level != POOL:
             self._tiers[node.level - 1].release(places)
         node.move(node.level + 1, self._tiers[node.level].allocate(len(places)))
+        self._tell_moved(node)
         self._queues[node.level].add(node)
         ids = ids_of(node, self._page_size) if self._tiers[node.level - 1].is_shared else ()
         saves.append(Save(node.level, places, node.places, ids))
@@ -686,7 +693,7 @@ class RadixTree:
             self._drop_beside(leaf)
             self._tiers[leaf.level - 1].release(leaf.pages)
         if not leaf.is_withdrawn:
-            self._changes.remove(leaf.hashes[::-1].tolist())
+            self._changes.remove(leaf.hashes[::-1].tolist(), leaf.level)
         leaf.forget_text()
 
 

@@ -31,6 +31,7 @@ from diptych.engine.values.batch import (
     StepResult,
     WaitForResult,
 )
+from diptych.engine.values.logit_processor import Processed
 from diptych.generation.logprobs import LogprobsBatch
 from diptych.kernels.gpu.sampling.logits_adjust import apply_bias, apply_penalties, apply_token_mask
 from diptych.kernels.gpu.sampling.logprobs import logprobs
@@ -118,6 +119,7 @@ class StagedSampling:
     is_greedy: bool  # nobody draws, and `rows` is not read
     bias: Sequence[Tensor]  # those of `Bias`, in their order; () where nobody asks for any, as below
     penalties: Sequence[Tensor]  # those of `Penalties`
+    processed: Sequence[Processed]
     token_mask: Tensor | None
     num_top: Tensor | None  # int64 [num_samples]; -1: nothing
     pinned: Tensor  # what is read on the way to the device
@@ -125,7 +127,7 @@ class StagedSampling:
 
     @property
     def changes_logits(self) -> bool:
-        return bool(self.bias or self.penalties or self.token_mask is not None)
+        return bool(self.bias or self.penalties or self.processed or self.token_mask is not None)
 
 
 def stage(sampling: SamplingBatch, device: torch.device, bus: Bus) -> StagedSampling:
@@ -146,6 +148,7 @@ def stage(sampling: SamplingBatch, device: torch.device, bus: Bus) -> StagedSamp
         is_greedy=not (sampling.temperature > 0).any(),
         bias=biases,
         penalties=penalised,
+        processed=sampling.processed,
         token_mask=mask[0] if mask else None,
         num_top=tops[0] if tops else None,
         pinned=pinned,
@@ -263,6 +266,8 @@ def _adjusted(logits: Tensor, staged: StagedSampling) -> Tensor:
         apply_bias(changed, *staged.bias)
     if staged.penalties:
         apply_penalties(changed, *staged.penalties)
+    for row, change in staged.processed:
+        change(changed[row])
     if staged.token_mask is not None:
         apply_token_mask(changed, staged.token_mask)
     return changed

@@ -94,13 +94,15 @@ def adjust(logits: Tensor, sampling: SamplingBatch, forbid: Forbid) -> Tensor:
     They are the given ones if nobody asks for a change; else float32, and changed in place unless log-probabilities,
     which are of the logits before, are wanted too.
     """
-    if sampling.bias is None and sampling.penalties is None and sampling.token_mask is None:
+    if sampling.bias is None and sampling.penalties is None and sampling.token_mask is None and not sampling.processed:
         return logits
     changed = logits.to(torch.float32, copy=sampling.num_top is not None)
     if sampling.bias is not None:
         _add_bias(changed, sampling.bias)
     if sampling.penalties is not None:
         _penalise(changed, sampling.penalties)
+    for row, change in sampling.processed:
+        change(changed[row])
     if sampling.token_mask is not None:
         forbid(changed, sampling.token_mask)
     return changed

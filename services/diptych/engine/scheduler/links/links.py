@@ -14,7 +14,6 @@ from diptych.engine.values.events import Event, NoteArrived, WriterGone
 from diptych.engine.values.transfer_rules import Window
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.errors import MalformedNote
-from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.lanes import PathRule
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.probe.notes import Directions
@@ -140,6 +139,8 @@ class Links:
 
 def links_of_nobody() -> Links:
     """Return the links of a scheduler without peers: over the in-process transport, alone in its network."""
+    from diptych.kvtransfer.inproc import InprocNetwork
+
     transport = InprocNetwork().transport(1)
     tester = LinkTester(transport, transport.allocate_pool(_NO_PAGES), directions_of(Role.LOCAL), PathRule())
     return Links(transport, transport, tester, ())

@@ -17,8 +17,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple
 
+from diptych.router.choose.policies.beginning import beginning, restored_s
 from diptych.router.choose.policies.beside import compute_s, share_of, slowed_s, step_at, step_s
 from diptych.router.choose.policies.coming import rate_of
 from diptych.router.choose.policies.cost import grant_s
@@ -93,7 +95,8 @@ def _queue_s(worker: Worker) -> float:
 
 def _own_s(worker: Worker, request: RequestView) -> float:
     """Return how long a worker computes the request's prompt."""
-    return compute_s(worker, max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
+    here = worker if worker.held is None else worker._replace(held=None)
+    return sum(beginning(here, request.prompt_len, partial(compute_s, worker)))
 
 
 def _crowded(candidates: Candidates, request: RequestView) -> Mapping[int, float]:
@@ -159,7 +162,7 @@ def _granted_s(workers: Mapping[int, Worker], pair: Pair, request: RequestView) 
     if pair.is_local:
         return grant_s(decode, request)
     step_s = compute_s(decode, decode.load.queued_tokens / max(1, decode.load.num_queued))
-    return grant_s(decode, request) + min(step_s / 2, MAX_GRANT_S) + _own_s(prefill, request)
+    return grant_s(decode, request) + restored_s(decode) + min(step_s / 2, MAX_GRANT_S) + _own_s(prefill, request)
 
 
 def _in_question(candidates: Candidates, firsts: Mapping[int, float]) -> Iterator[Pair]:

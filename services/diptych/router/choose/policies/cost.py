@@ -1,9 +1,9 @@
 """What serving a request with a pair is expected to take, in seconds: all formulas, and nothing else.
 
-Prefill: the tokens that wait and those that are not cached, at the worker's measured speed; or, where that is less, the
-bytes of what another worker has of them, at the speed of the link from there. Link: the bytes that wait and ours, as
-measured. Decode: pages, where there are none to grant, the prompts that are computed before it, then the output at the
-worker's pace.
+Prefill: the tokens that wait and those that are not cached, at the worker's measured speed. What it has in a tier below
+its pool is brought back from there (`beginning`), or computed, or what another worker has pulled at the speed of the
+link from there, whichever is least. Link: the bytes that wait and ours, as measured. Decode:
+pages, where there are none to grant, the prompts that are computed before it, then the output at the worker's pace.
 
 Others lose by it, too. Prompts that come later wait longer: a queue of work `w`, to which prompts come at a rate `r`
 while workers are busy for a share `b` of their time, costs them `r * w**2 / 2 / (1 - b)` seconds in all, so `c` seconds
@@ -27,11 +27,11 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
+from diptych.router.choose.policies.beginning import beginning, computed_s, restored_s
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
 from diptych.router.choose.stakes import outputs_at_stake, prompts_stake
 from diptych.router.workers.worker_view import Pair
 
-PULL_S: Final = 0.01  # of a pull beside its bytes: a holder answers between two of its steps
 MIN_GRANT_WAIT_S: Final = 0.5  # for pages, where a decode worker has none to grant
 
 
@@ -40,7 +40,8 @@ class Cost(NamedTuple):
 
     queue_s: float = 0.0  # prompts before it at the prefill worker
     grant_s: float = 0.0  # until the decode worker has pages for it; passes while it queues
-    compute_s: float = 0.0  # of the prompt's tokens that are not cached
+    restore_s: float = 0.0  # to bring cached tokens back from tiers, or from another worker
+    compute_s: float = 0.0  # of the prompt's other tokens
     late_s: float = 0.0  # that prompts which come later lose by it
     transfer_s: float = 0.0  # of the KV that decode lacks
     decode_s: float = 0.0  # of the output, and of prompts that stop it
@@ -50,26 +51,25 @@ class Cost(NamedTuple):
     @property
     def ttft_s(self) -> float:
         """Until the first token."""
-        return max(self.queue_s, self.grant_s) + self.compute_s
+        return max(self.queue_s, self.grant_s) + self.restore_s + self.compute_s
 
     @property
     def total_s(self) -> float:
         return self.ttft_s + self.late_s + self.later * (self.transfer_s + self.decode_s + self.stall_s)
 
 
-class Outlook(NamedTuple):
-    """What a request would find that came now, whatever its prompt."""
-
-    wait_s: float  # until its prompt would be computed
-    pace_s: float  # of each token of its output
-
-
 class PrefillCost(NamedTuple):
     """The part of the prefill worker, whoever decodes."""
 
     queue_s: float
+    restore_s: float  # in which others are computed
     compute_s: float
     stall_s: float  # of outputs that are made there
+
+    @property
+    def own_s(self) -> float:
+        """Return how long its prompt takes behind the queue."""
+        return self.restore_s + self.compute_s
 
 
 class DecodeCost(NamedTuple):
@@ -81,6 +81,7 @@ class DecodeCost(NamedTuple):
     stall_s: float
     evicted_s: float  # to compute again what KV from elsewhere takes the place of
     queue_s: float  # prompts that are computed there
+    restore_s: float  # of the prompt from its tiers, before it grants pages to another worker
 
 
 class Prices(NamedTuple):
@@ -98,7 +99,7 @@ class Prices(NamedTuple):
 
     def prefill_s(self, cost: PrefillCost) -> float:
         """Return what a prefill worker costs by itself."""
-        return cost.queue_s + cost.compute_s + self.late_s(cost.compute_s) + self.later * cost.stall_s
+        return cost.queue_s + cost.own_s + self.late_s(cost.compute_s) + self.later * cost.stall_s
 
     def alone_s(self, prefill: PrefillCost, decode: DecodeCost) -> float:
         """Return what a worker costs that serves alone."""
@@ -112,16 +113,8 @@ class Prices(NamedTuple):
 def ttft_s(candidates: Candidates, request: RequestView, pair: Pair) -> float:
     """Return `Cost.ttft_s` of a pair: no other worker has a part in it."""
     prefill, decode = candidates.workers[pair.prefill_id], candidates.workers[pair.decode_id]
-    return max(queue_s(prefill), grant_s(decode, request)) + computed_s(prefill, request.prompt_len)
-
-
-def outlook_of(candidates: Candidates) -> Outlook:
-    """Return what a request finds that comes now and goes where it waits least."""
-    decoders = [candidates.workers[key] for key in candidates.decode_ids]
-    granted_s = min(0.0 if each.load.has_credit else _scarce_s(each) for each in decoders)
-    queued_s = min(queue_s(candidates.workers[key]) for key in candidates.partners)
-    pace_s = min(each.learned.decode.at(each.load.context_tokens) for each in decoders)
-    return Outlook(max(queued_s, granted_s), pace_s)
+    granted_s = grant_s(decode, request) + (0.0 if pair.is_local else restored_s(decode))
+    return max(queue_s(prefill), granted_s) + computed_s(prefill, request.prompt_len)
 
 
 def costs_of(candidates: Candidates, request: RequestView, pairs: Collection[Pair]) -> Mapping[Pair, Cost]:
@@ -168,29 +161,21 @@ def cost_of_pair(
     stall_s, late_s = prefill.stall_s + decode.stall_s, prices.late_s(prefill.compute_s)
     moved_s = transfer_s(worker, pair.decode_id, decode.num_bytes, prices.link_crowd)
     cost = Cost(
-        prefill.queue_s, decode.grant_s, prefill.compute_s, late_s, moved_s, decode.decode_s, stall_s, prices.later
+        *(prefill.queue_s, decode.grant_s, prefill.restore_s, prefill.compute_s, late_s),
+        *(moved_s, decode.decode_s, stall_s, prices.later),
     )
     if pair.is_local:
         return cost._replace(decode_s=prices.local_s(decode))
-    stopped_s = max(0.0, decode.queue_s - prefill.queue_s - prefill.compute_s)
-    return cost._replace(late_s=late_s + decode.evicted_s, decode_s=decode.decode_s + stopped_s)
+    stopped_s = max(0.0, decode.queue_s - prefill.queue_s - prefill.own_s)
+    cost = cost._replace(grant_s=decode.grant_s + decode.restore_s, late_s=late_s + decode.evicted_s)
+    return cost._replace(decode_s=decode.decode_s + stopped_s)
 
 
 def prefill_cost(worker: Worker, request: RequestView, *, decodes: bool) -> PrefillCost:
     """`decodes`: outputs are made there, too, and stop while it computes."""
-    load, own_s = worker.load, computed_s(worker, request.prompt_len)
+    load, (restore_s, compute_s) = worker.load, beginning(worker, request.prompt_len, worker.learned.prefill.at)
     num_stopped = at_stake(worker, request, load.num_requests - load.num_queued) if decodes else 0
-    return PrefillCost(queue_s(worker), own_s, own_s * num_stopped)
-
-
-def computed_s(worker: Worker, prompt_len: int) -> float:
-    """Return how long a prompt takes there: with what another worker has of it, if it is sooner pulled from there."""
-    held, cached, curve = worker.held, worker.cached_tokens, worker.learned.prefill
-    compute_s = curve.at(max(1, prompt_len - cached), cached)
-    if held is None:
-        return compute_s
-    pull_s = PULL_S + (held.num_tokens - cached) * worker.token_bytes / held.bytes_per_s
-    return min(compute_s, pull_s + curve.at(max(1, prompt_len - held.num_tokens), held.num_tokens))
+    return PrefillCost(queue_s(worker), restore_s, compute_s, compute_s * num_stopped)
 
 
 def queue_s(worker: Worker) -> float:
@@ -217,16 +202,18 @@ def decode_cost(worker: Worker, request: RequestView, prefill: PrefillCost | Non
         request.output_len / 2 * line.slope * request.prompt_len * at_stake(worker, request, load.num_requests),
         request.usual.reuse * worker.learned.prefill.mean_slope * lacking if prefill else 0.0,
         prefill.queue_s if prefill else 0.0,
+        restored_s(worker),
     )
 
 
 def grant_s(worker: Worker, request: RequestView) -> float:
     """Return how long a decode worker has no pages for the request."""
     has_room = worker.load.has_credit and worker.load.free_tokens >= _lacking(worker, request)
-    return 0.0 if has_room else _scarce_s(worker)
+    return 0.0 if has_room else scarce_s(worker)
 
 
-def _scarce_s(worker: Worker) -> float:
+def scarce_s(worker: Worker) -> float:
+    """Return how long a worker that has no pages is expected to have none."""
     return max(worker.learned.grant_wait_s, MIN_GRANT_WAIT_S)
 
 

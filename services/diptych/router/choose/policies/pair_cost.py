@@ -63,12 +63,14 @@ def _totals(candidates: Candidates, request: RequestView) -> _Totals:
 def _by_decode(
     prefill: Worker, cost: PrefillCost, decodes: Mapping[int, DecodeCost], prices: Prices, common_s: float
 ) -> Mapping[int, float]:
-    queue_s, compute_s, stall_s = cost
-    here_s, done_s = compute_s + prices.late_s(compute_s), queue_s + compute_s
+    queue_s, restore_s, compute_s, stall_s = cost
+    own_s = restore_s + compute_s
+    here_s, done_s = own_s + prices.late_s(compute_s), queue_s + own_s
     prefill_id, crowd, later = prefill.instance_id, prices.link_crowd, prices.later
     totals: dict[int, float] = {}
-    for decode_id, (grant_s, num_bytes, decode_s, slowed_s, evicted_s, decode_queue_s) in decodes.items():
-        total_s = (queue_s if queue_s > grant_s else grant_s) + here_s
+    for decode_id, (grant_s, num_bytes, decode_s, slowed_s, evicted_s, decode_queue_s, loads_s) in decodes.items():
+        granted_s = grant_s if decode_id == prefill_id else grant_s + loads_s
+        total_s = (queue_s if queue_s > granted_s else granted_s) + here_s
         later_s = decode_s - common_s + stall_s + slowed_s
         if decode_id != prefill_id:
             total_s += evicted_s

@@ -32,6 +32,15 @@ class HeldPrefix:
     bytes_per_s: float  # from there
 
 
+class TierLoad(NamedTuple):
+    """Part of a prompt that a worker has in a tier, and what it takes to bring that back."""
+
+    tier: str
+    start: int  # tokens
+    end: int
+    load_s: float
+
+
 class Worker(NamedTuple):
     """A worker at the moment of a decision, as far as it bears on one request."""
 
@@ -41,6 +50,12 @@ class Worker(NamedTuple):
     learned: WorkerSpeed = UNKNOWN
     token_bytes: int = 0  # of KV, a token of its pool
     held: HeldPrefix | None = None  # more of the prompt than it has, at a worker from which it may pull that
+    loads: Sequence[TierLoad] = ()  # of `cached_tokens`, what is not in its pool: the last part, tier behind tier
+
+    @property
+    def pool_tokens(self) -> int:
+        """Return how many leading tokens of the prompt lie in its pool."""
+        return self.loads[0].start if self.loads else self.cached_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 
+from diptych.common.version import own_version
 from diptych.router.choose.breakers import Breakers
 from diptych.router.console.fleet.fleet_state import LinkMemo, fleet_state
 from diptych.router.console.fleet.watches import Watches
@@ -32,7 +32,7 @@ class FleetView:
         self._watches = watches
         self._breakers = breakers
         self._clock = clock  # the breakers'
-        self._version = version("diptych")
+        self._version = own_version()
         self._memo = LinkMemo()
 
     def state(self) -> Pieces[FleetState]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -23,7 +23,6 @@ from diptych.common.health.health import Page, health_pages
 from diptych.common.trust.trust import INSECURE, Trust
 from diptych.common.verdicts.probes import Probes
 from diptych.router.admission.body_budget import BodyBudget
-from diptych.router.batches.batches import Batches
 from diptych.router.config import RouterConfig
 from diptych.router.http.exchange.answers import NotServed, error_response, refusal
 from diptych.router.http.exchange.body import BodyLimits, BodyReader
@@ -39,14 +38,13 @@ from diptych.router.http.exchange.parse import (
 )
 from diptych.router.http.exchange.traced import with_traces
 from diptych.router.http.native.tokens import add_tokens
-from diptych.router.http.openai.batches import add_batches
+from diptych.router.http.openai.batch_paths import refuse_batches
 from diptych.router.http.openai.models import add_models
 from diptych.router.http.operate.about import add_about, metrics_route
 from diptych.router.http.operate.adapters import add_adapters
 from diptych.router.http.operate.admin import admin_app
-from diptych.router.http.operate.openapi import openapi_json
 from diptych.router.http.operate.server_tools import add_server_tools, add_sessions, operators_routes
-from diptych.router.http.vectors.routes import VECTOR_APIS, add_vectors
+from diptych.router.http.vectors.vector_paths import VECTOR_PATHS
 from diptych.router.keys.caller import Callers
 from diptych.router.serve.models import Models
 from diptych.router.serve.pipeline import Pipeline
@@ -54,6 +52,9 @@ from diptych.router.tracing.tracer import Tracer
 from diptych.router.workers.adapter_admin import AdapterAdmin
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.reconciler import Reconciler
+
+if TYPE_CHECKING:
+    from diptych.router.batches.batches import Batches
 
 logger = logging.getLogger(__name__)
 
@@ -83,12 +84,12 @@ def clients_app(
     app = _framework_app(models, probes, exchange)
     add_server_tools(app, models, bodies, trust)
     add_sessions(app, models, bodies, config.workers)
-    add_batches(app, batches, bodies)
+    _add_batches(app, batches, bodies)
     app.router.routes.append(metrics_route(models.metrics if config.open_metrics else None))
     if config.runtime_lora:
         add_adapters(app, models, admins, bodies)
     apis = {api.path: api for api in APIS}
-    served = with_traces(_past_the_framework(app, exchange, apis), tracer, {*apis, *VECTOR_APIS})
+    served = with_traces(_past_the_framework(app, exchange, apis), tracer, {*apis, *VECTOR_PATHS})
     return with_cors(with_keys(served, callers) if callers else served, config.cors_origins)
 
 
@@ -107,6 +108,28 @@ def operators_app(
     tools = operators_routes(models.first, fleet, _bodies(config, budget), trust, refusals)
     app = admin_app(fleet, models.explain, drain, reconciler, trust, refusals, tools)
     return with_keys(app, callers) if callers and trust == INSECURE else app  # clients reach the port, too
+
+
+def _add_batches(app: FastAPI, batches: Batches | None, bodies: BodyReader) -> None:
+    if batches is None:
+        return refuse_batches(app)
+    from diptych.router.http.openai.batches import add_batches
+
+    return add_batches(app, batches, bodies)
+
+
+def _add_vectors(app: FastAPI, models: Models, bodies: BodyReader) -> None:
+    """Where all models make text, what refuses these requests is imported at the first one."""
+
+    async def answer(path: str, request: Request) -> Response:
+        from diptych.router.http.vectors.routes import answer_vectors
+
+        return await answer_vectors(path, request, models, bodies)
+
+    for path in VECTOR_PATHS:
+        app.add_route(path, partial(answer, path), methods=["POST"])
+    if any(pipeline.model.pooling is not None for pipeline in models):
+        import diptych.router.http.vectors.routes  # noqa: F401
 
 
 def _bodies(config: RouterConfig, budget: BodyBudget) -> BodyReader:
@@ -139,7 +162,7 @@ def _framework_app(models: Models, probes: Probes, exchange: Exchange) -> FastAP
     for api in APIS:  # POSTs were led past: what comes here has another method
         app.add_route(api.path, partial(exchange.answer, api), methods=["POST"])
     add_tokens(app, models, exchange.bodies)
-    add_vectors(app, models, exchange.bodies)
+    _add_vectors(app, models, exchange.bodies)
     add_models(app, models)
     add_about(app, probes, [api.path for api in APIS])
     app.add_route("/openapi.json", _openapi, methods=["GET"])
@@ -149,6 +172,9 @@ def _framework_app(models: Models, probes: Probes, exchange: Exchange) -> FastAP
 
 
 async def _openapi(request: Request) -> Response:
+    """Answer with the document; what makes it knows every API, and is imported once somebody asks."""
+    from diptych.router.http.operate.openapi import openapi_json
+
     return Response(openapi_json(), media_type="application/json")
 
 

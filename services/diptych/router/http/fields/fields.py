@@ -7,7 +7,7 @@ has its neutral value (`neutral_values`); an unknown field is refused too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -16,7 +16,15 @@ from diptych.common.errors import InvalidRequest
 from diptych.generation.sampling_params import MAX_ALLOWED_TOKENS, SamplingParams
 from diptych.router.http.fields.attention_fields import AttentionFields
 from diptych.router.http.fields.grammar_fields import GrammarFields
-from diptych.router.http.fields.request_fields import ChoiceFields, RequestFields, Seed, Token, params_of
+from diptych.router.http.fields.request_fields import (
+    ChoiceFields,
+    ProcessorName,
+    RequestFields,
+    Seed,
+    Token,
+    params_of,
+    processor_of,
+)
 from diptych.router.http.fields.strict_model import MAX_ERRORS_LISTED, MAX_ERRORS_SHOWN, StrictModel, too_many_errors
 from diptych.router.values.request import MAX_SESSION_LEN
 
@@ -57,6 +65,8 @@ class GenerationFields(OpenAIFields, ChoiceFields, GrammarFields, AttentionField
     min_tokens: int | None = None
     allowed_token_ids: Annotated[list[Token], Field(min_length=1, max_length=MAX_ALLOWED_TOKENS)] | None = None
     prompt_logprobs: int | None = None
+    custom_logit_processor: ProcessorName | None = None  # one that workers have by that name
+    custom_params: dict[str, Any] | None = None  # that it is called with
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -71,7 +81,13 @@ class GenerationFields(OpenAIFields, ChoiceFields, GrammarFields, AttentionField
 
     def sampling_params(self) -> SamplingParams:
         """Return all but `max_tokens` and `seed`."""
-        return params_of(self, logprobs=self.num_logprobs, grammar=self.grammar(), attention=self.attention())
+        return params_of(
+            self,
+            logprobs=self.num_logprobs,
+            grammar=self.grammar(),
+            attention=self.attention(),
+            processor=processor_of(self.custom_logit_processor, self.custom_params),
+        )
 
     def check(self) -> None:
         super().check()

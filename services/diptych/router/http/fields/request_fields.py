@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from diptych.common.errors import InvalidRequest
+from diptych.generation.logit_processor import MAX_NAME_LEN, ProcessorChoice
 from diptych.generation.request_groups import MAX_EXPECTED_TOKENS, MAX_PRIORITY, MAX_TOOL_LEN, Account, Hints
 from diptych.generation.sampling_params import (
     MAX_LOGIT_BIAS,
@@ -54,6 +56,7 @@ Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Token = Annotated[int, Field(ge=0, lt=2**32)]
 Milliseconds = Annotated[float, Field(gt=0, le=1000 * MAX_SLO_S)]
 Speculate = Literal["suffix", "ngram", "draft", "mtp", "eagle", "off"]
+ProcessorName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LEN)]
 LogitBias = Annotated[
     dict[Token, float],
     BeforeValidator(_by_token),
@@ -163,6 +166,15 @@ class ChoiceFields(GenerationBody):
     @property
     def shows_special(self) -> bool:
         return self.skip_special_tokens is False
+
+
+def processor_of(name: str | None, params: dict[str, Any] | None) -> ProcessorChoice | None:
+    """Return the processor that a request names, in SGLang's words. Raises `InvalidRequest`."""
+    if name is None:
+        if params:
+            raise InvalidRequest("custom_params are for a custom_logit_processor: name one", param="custom_params")
+        return None
+    return ProcessorChoice(name, json.dumps(params or {}))
 
 
 def params_of(body: BaseModel, **others: Any) -> SamplingParams:

@@ -13,7 +13,15 @@ from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.sampling_params import MAX_LOGPROB_TOKEN_IDS, MAX_TOP_LOGPROBS, SamplingParams
 from diptych.router.http.fields.attention_fields import AttentionFields
 from diptych.router.http.fields.grammar_fields import Schema, Tagged, json_grammar, tag_grammar, text_grammar
-from diptych.router.http.fields.request_fields import ChoiceFields, RequestFields, Seed, Token, params_of
+from diptych.router.http.fields.request_fields import (
+    ChoiceFields,
+    ProcessorName,
+    RequestFields,
+    Seed,
+    Token,
+    params_of,
+    processor_of,
+)
 from diptych.router.http.fields.strict_model import StrictModel
 from diptych.router.http.fields.text_parts import PredictionFields, predicted_text
 from diptych.router.http.native.generate_layout import GenerateStyle
@@ -37,6 +45,7 @@ class Sampling(ChoiceFields):
     n: int | None = None
     sampling_seed: Seed | None = None
     min_new_tokens: int | None = None
+    custom_params: dict[str, Any] | None = None  # of `custom_logit_processor`
     json_schema: Schema | None = None
     regex: str | None = None
     ebnf: str | None = None
@@ -100,6 +109,7 @@ class GenerateRequest(RequestFields, AttentionFields):
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     token_ids_logprob: Named | None = None  # whose log-probabilities each output token tells, too
     return_text_in_logprobs: bool | None = None  # false: they have no text
+    custom_logit_processor: ProcessorName | None = None  # one that workers have by that name
     logprob_start_len: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # from 0 on: of the prompt from there, too
     incremental_streaming_output: bool | None = None  # true: an event of a stream has what is new
     lora_path: str | None = None  # an adapter's name
@@ -189,5 +199,10 @@ class GenerateRequest(RequestFields, AttentionFields):
     def params(self) -> SamplingParams:
         num_top = (self.top_logprobs_num or 0) if self.return_logprob else None
         params = self.sampling.params(num_top, num_top if self.scores_prompt else None)
-        params = replace(params, attention=self.attention(), logprob_token_ids=tuple(self.token_ids_logprob or ()))
+        params = replace(
+            params,
+            attention=self.attention(),
+            logprob_token_ids=tuple(self.token_ids_logprob or ()),
+            processor=processor_of(self.custom_logit_processor, self.sampling.custom_params),
+        )
         return replace(params, prompt_logprobs_start=self.prompt_start) if self.scores_prompt else params

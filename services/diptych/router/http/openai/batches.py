@@ -1,10 +1,10 @@
-"""/v1/batches, as OpenAI's clients use them; the paths of batches and files without a store say what is missing."""
+"""/v1/batches, as OpenAI's clients use them."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from fastapi import FastAPI
 from pydantic import Field
@@ -12,15 +12,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from diptych.common.errors import DiptychError, InvalidRequest, NotFound
+from diptych.common.errors import InvalidRequest, NotFound
 from diptych.router.batches.batches import Batches
 from diptych.router.batches.files import is_id, new_id
 from diptych.router.batches.job import Ending, Job, Problem, Spec
 from diptych.router.batches.store import Unreadable
-from diptych.router.http.exchange.answers import NotServed, json_response, refusal
+from diptych.router.http.exchange.answers import json_response
 from diptych.router.http.exchange.body import BodyReader
 from diptych.router.http.exchange.parse import read_fields
 from diptych.router.http.fields.strict_model import Body
+from diptych.router.http.openai.batch_paths import PATHS
 from diptych.router.http.openai.files import (
     BATCHES_LISTED,
     INPUT,
@@ -31,7 +32,6 @@ from diptych.router.http.openai.files import (
     listed,
 )
 
-NOT_THERE: Final = "this router keeps no batches: start it with --batch-store DIRECTORY, or the URL of a bucket"
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MAX_WINDOW_S: Final = 14 * 86400
 MAX_METADATA: Final = 16
@@ -180,34 +180,13 @@ class BatchRoutes:
             held.release()
 
 
-def add_batches(app: FastAPI, batches: Batches | None, bodies: BodyReader) -> None:
+def add_batches(app: FastAPI, batches: Batches, bodies: BodyReader) -> None:
     """Add the paths of batches and files to the application."""
-    rows: list[tuple[str, str, Any]] = [(method, path, _not_there) for method, path in PATHS]
-    if batches is not None:
-        files, routes = FileRoutes(batches), BatchRoutes(batches, bodies)
-        of_files = (files.create, files.index, files.show, files.delete, files.content)
-        handlers = (*of_files, routes.create, routes.index, routes.show, routes.cancel)
-        rows = [(*row, answering(handler)) for row, handler in zip(PATHS, handlers, strict=True)]
-    for method, path, answer in rows:
-        app.add_route(path, answer, methods=[method])
-
-
-PATHS: Final = (
-    ("POST", "/v1/files"),
-    ("GET", "/v1/files"),
-    ("GET", "/v1/files/{file_id}"),
-    ("DELETE", "/v1/files/{file_id}"),
-    ("GET", "/v1/files/{file_id}/content"),
-    ("POST", "/v1/batches"),
-    ("GET", "/v1/batches"),
-    ("GET", "/v1/batches/{batch_id}"),
-    ("POST", "/v1/batches/{batch_id}/cancel"),
-)
-
-
-async def _not_there(request: Request) -> Response:
-    error: DiptychError = NotServed(404, NOT_THERE)
-    return refusal(error, request)
+    files, routes = FileRoutes(batches), BatchRoutes(batches, bodies)
+    of_files = (files.create, files.index, files.show, files.delete, files.content)
+    handlers = (*of_files, routes.create, routes.index, routes.show, routes.cancel)
+    for (method, path), handler in zip(PATHS, handlers, strict=True):
+        app.add_route(path, answering(handler), methods=[method])
 
 
 def _check_key(key: str) -> None:

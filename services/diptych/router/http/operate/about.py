@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from importlib.metadata import version
 from typing import Final
 
 import orjson
@@ -21,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import TypedDict
 
 from diptych.common.verdicts.probes import Probes
+from diptych.common.version import own_version
 from diptych.router.http.exchange.answers import NotServed, json_response, refusal
 from diptych.router.metrics import RouterMetrics
 from diptych.router.process.health import PATH, TEXT, ProcessMetrics
@@ -81,7 +81,7 @@ async def _ready(probes: Probes, request: Request) -> Response:
 
 
 async def _version(request: Request) -> Response:
-    return json_response(Version(version=version("diptych")), request)
+    return json_response(Version(version=own_version()), request)
 
 
 async def _welcome(apis: Sequence[str], request: Request) -> Response:

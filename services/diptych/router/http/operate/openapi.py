@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
 from typing import Any, Final, get_args
 
 from pydantic import TypeAdapter
@@ -18,6 +17,7 @@ from pydantic.json_schema import JsonSchemaMode
 from diptych.common.draining import DrainAnswer
 from diptych.common.health.health import ProbeAnswer
 from diptych.common.trust.operator_route import OperatorError
+from diptych.common.version import own_version
 from diptych.router.choose.explain import Explanation
 from diptych.router.console.calls.request_rows import MAX_ROWS
 from diptych.router.console.state import (
@@ -399,7 +399,7 @@ def openapi_json() -> bytes:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, references)
     document = {
         "openapi": "3.1.0",
-        "info": {"title": "Diptych", "version": version("diptych"), "license": {"name": "Apache-2.0"}},
+        "info": {"title": "Diptych", "version": own_version(), "license": {"name": "Apache-2.0"}},
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": SCHEMES},
     }

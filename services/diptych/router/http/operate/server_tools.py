@@ -10,7 +10,6 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from fastapi import FastAPI
@@ -24,6 +23,7 @@ from diptych.common.errors import Conflict, DiptychError, InvalidRequest
 from diptych.common.refusals import Refusals
 from diptych.common.trust.operator_route import Answer, operator_route
 from diptych.common.trust.trust import Trust
+from diptych.common.version import own_version
 from diptych.router.errors import PermissionDenied
 from diptych.router.http.exchange.answers import json_response, refusal
 from diptych.router.http.exchange.body import BodyReader
@@ -269,7 +269,7 @@ def server_info_of(pipeline: Pipeline, fleet: Fleet) -> ServerInfo:
     """Return what the server is. Tools of SGLang look into the first of `decode`, where there are separate roles."""
     states = [_state(session) for session in _in_order(fleet)]
     info: ServerInfo = {
-        "version": version("diptych"),
+        "version": own_version(),
         "model_path": pipeline.model_ids[0],
         "served_model_name": pipeline.names[0],
         "context_length": pipeline.context_len,

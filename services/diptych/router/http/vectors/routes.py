@@ -1,4 +1,4 @@
-"""The paths of the APIs that want no text, and what is done at each."""
+"""What is done at each path of the APIs that want no text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -33,6 +32,7 @@ from diptych.router.http.vectors.vector_answers import (
     head,
     usage_of,
 )
+from diptych.router.http.vectors.vector_paths import EMBEDDINGS, RERANK
 from diptych.router.http.vectors.vector_requests import (
     ClassifyRequest,
     EmbeddingsRequest,
@@ -134,43 +134,38 @@ async def _score(
 
 
 VECTOR_APIS: Final[Mapping[str, tuple[type[VectorFields], Work]]] = {  # by path: the body, and what is made of it
-    "/v1/embeddings": (EmbeddingsRequest, embeddings),
+    EMBEDDINGS: (EmbeddingsRequest, embeddings),
     "/pooling": (PoolingRequest, pool),
     "/classify": (ClassifyRequest, classify),
     "/v1/score": (ScoreRequest, score_pairs),
     "/score": (ScoreRequest, score_pairs),
-    "/v1/rerank": (RerankRequest, rerank),
-    "/v2/rerank": (RerankRequest, rerank),
-    "/rerank": (RerankRequest, rerank),
+    **dict.fromkeys(RERANK, (RerankRequest, rerank)),
 }
 
 
-def add_vectors(app: FastAPI, models: Models, bodies: BodyReader) -> None:
-    """Add the paths to the application."""
+async def answer_vectors(path: str, request: Request, models: Models, bodies: BodyReader) -> Response:
+    """Return the answer to a request of a path of `VECTOR_APIS`."""
+    body, work = VECTOR_APIS[path]
+    caller, trace = caller_of(request), trace_of(request.scope)
+    origin = Origin(request_id_of(request.headers), request.headers, caller, trace)
+    trace.note_origin(origin.request_id, caller.name)
+    held = bodies.hold(caller.name)
+    try:
+        fields = await bodies.read(request, held, partial(_parsed, body, trace))
+        sender = Sender(origin, models.named(fields.model or ""))
+        found = await until_disconnect(request.receive, work(fields, sender))
+    except DiptychError as error:
+        _end(models, trace, outcome_of(error))
+        return refusal(error, request)
+    finally:
+        held.release()
+    _end(models, trace, OK if found else DISCONNECTED)
+    return json_response(found, request)
 
-    async def answer(body: type[VectorFields], work: Work, request: Request) -> Response:
-        caller, trace = caller_of(request), trace_of(request.scope)
-        origin = Origin(request_id_of(request.headers), request.headers, caller, trace)
-        trace.note_origin(origin.request_id, caller.name)
-        held = bodies.hold(caller.name)
-        try:
-            fields = await bodies.read(request, held, partial(_parsed, body, trace))
-            sender = Sender(origin, models.named(fields.model or ""))
-            found = await until_disconnect(request.receive, work(fields, sender))
-        except DiptychError as error:
-            end(trace, outcome_of(error))
-            return refusal(error, request)
-        finally:
-            held.release()
-        end(trace, OK if found else DISCONNECTED)
-        return json_response(found, request)
 
-    def end(trace: Trace, outcome: str) -> None:
-        models.metrics.requests.labels("vectors", outcome).inc()
-        trace.note_outcome(outcome)
-
-    for path, (body, work) in VECTOR_APIS.items():
-        app.add_route(path, partial(answer, body, work), methods=["POST"])
+def _end(models: Models, trace: Trace, outcome: str) -> None:
+    models.metrics.requests.labels("vectors", outcome).inc()
+    trace.note_outcome(outcome)
 
 
 def _parsed(body: type[VectorFields], trace: Trace, text: bytes) -> VectorFields:

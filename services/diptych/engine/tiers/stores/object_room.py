@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from diptych.engine.tiers.object_store import Entry, ListedStore
+from diptych.engine.tiers.stores.object_store import Entry, ListedStore
 
 PART: Final = 1 / 16  # of the capacity: so much one writes before it looks again, at most
 NUM_WRITES: Final = 4  # after as many it looks again, too

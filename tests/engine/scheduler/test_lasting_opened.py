@@ -14,8 +14,8 @@ from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.cache.host_tier import NO_COPIER
 from diptych.engine.options.config import EngineOptions
-from diptych.engine.scheduler import lasting
-from diptych.engine.scheduler.lasting import open_lasting_tiers
+from diptych.engine.scheduler import lasting_opened as lasting
+from diptych.engine.scheduler.lasting_opened import open_lasting_tiers
 from diptych.engine.scheduler.terms import file_terms, store_terms
 from diptych.engine.tensor_parallel.group import SingleRank
 from diptych.kvtransfer.layout import PoolLayout

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from diptych.common.errors import ConfigError
 from diptych.engine.options.store_url import is_encrypted
-from diptych.engine.tiers.object_store import CALL_S, CONNECT_S, NUM_DELETED
 from diptych.engine.tiers.page_format import Buffer
+from diptych.engine.tiers.stores.object_store import CALL_S, CONNECT_S, NUM_DELETED, PartsByRequest
 
 LIBRARY: Final = "valkey"  # comes with an extra
 PREFIX: Final = "diptych:kv:"  # of keys: the server may have others
@@ -39,6 +39,9 @@ class ValkeyStore:
         if not found and self.size(name) is None:
             raise FileNotFoundError(f"{self.url} has no {name}")
         return found
+
+    def new_parts(self) -> PartsByRequest:
+        return PartsByRequest(self)
 
     def write(self, name: str, data: memoryview) -> None:
         with _as_os_errors():

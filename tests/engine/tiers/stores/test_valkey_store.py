@@ -13,8 +13,8 @@ import valkey_server
 from tier_scenes import PAGE, RUN, SharedLife
 
 from diptych.common.errors import ConfigError
-from diptych.engine.tiers import valkey_store
-from diptych.engine.tiers.valkey_store import PREFIX, ValkeyStore, open_valkey
+from diptych.engine.tiers.stores import valkey_store
+from diptych.engine.tiers.stores.valkey_store import PREFIX, ValkeyStore, open_valkey
 
 pytest.importorskip("valkey", reason="comes with diptych[valkey]")
 needs_server = pytest.mark.skipif(valkey_server.program() is None, reason="needs valkey-server or redis-server")

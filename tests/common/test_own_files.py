@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from diptych.engine.scheduler.own_files import FRESH_S, new_file, surplus, sweep
+from diptych.common.own_files import FRESH_S, new_file, surplus, sweep
 
 NOW_S = 10_000.0
 

@@ -1,4 +1,4 @@
-"""A store of objects by names, as a thread calls it: S3, GCS, Azure or a directory, by `obstore`.
+"""A store of objects by names, as a thread calls it; and S3, GCS and Azure, by `obstore`.
 
 All of it may wait for as long as the library lets it, and raises `OSError`: `FileNotFoundError` of what is not there.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-from diptych.common.errors import ConfigError
 from diptych.common.net.object_stores import as_os_errors, library, open_objects, over_network
-from diptych.engine.options.store_url import directory_of
 from diptych.engine.tiers.page_format import Buffer
+from diptych.engine.tiers.record_bytes import Landing
+from diptych.engine.tiers.records import Run
 
 NUM_DELETED: Final = 1000  # objects that a store deletes at once, at most
 CONNECT_S: Final = 1  # after these, a call to a store over the network has failed
@@ -26,6 +25,18 @@ class Entry(NamedTuple):
     name: str
     nbytes: int
     written_s: float  # by the store's clock
+
+
+class ObjectParts(Protocol):
+    """Reads parts of objects for one thread, as `RecordReader` does. What is gone raises `FileNotFoundError`."""
+
+    def prepare(self, run: Run) -> None: ...
+
+    def read_cached(self, run: Run, landing: Landing) -> None: ...
+
+    def read(self, run: Run, start: int, nbytes: int) -> Buffer: ...
+
+    def rest(self) -> None: ...
 
 
 class ObjectStore(Protocol):
@@ -44,6 +55,10 @@ class ObjectStore(Protocol):
         """Return so many bytes of an object, or fewer at its end."""
         ...
 
+    def new_parts(self) -> ObjectParts:
+        """Return a reader of large parts for one thread."""
+        ...
+
     def write(self, name: str, data: memoryview) -> None:
         """Others see all of it, or what was there before."""
         ...
@@ -59,8 +74,27 @@ class ListedStore(ObjectStore, Protocol):
     def entries(self) -> Iterator[Entry]: ...
 
 
+class PartsByRequest:
+    """Implements `ObjectParts` where each read is a request, and nobody knows what is in memory."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def prepare(self, run: Run) -> None:
+        pass
+
+    def read_cached(self, run: Run, landing: Landing) -> None:
+        pass
+
+    def read(self, run: Run, start: int, nbytes: int) -> Buffer:
+        return self._store.read(run.where, run.offset + start, nbytes)
+
+    def rest(self) -> None:
+        pass
+
+
 class Obstore:
-    """Implements `ListedStore` over one of the library's."""
+    """Implements `ObjectStore` over one of the library's."""
 
     def __init__(self, url: str, store: Any) -> None:
         self.url = url
@@ -84,6 +118,9 @@ class Obstore:
                 return b""
             raise
 
+    def new_parts(self) -> PartsByRequest:
+        return PartsByRequest(self)
+
     def write(self, name: str, data: memoryview) -> None:
         whole = bytes(data)  # the library may keep a view for longer than the call, and who calls writes there again
         with as_os_errors():
@@ -102,24 +139,8 @@ class Obstore:
                 with contextlib.suppress(FileNotFoundError):
                     library().delete(self._store, name)
 
-    def entries(self) -> Iterator[Entry]:
-        with as_os_errors():
-            for each in (each for page in library().list(self._store) for each in page):
-                yield Entry(each["path"], each["size"], each["last_modified"].timestamp())
 
-
-def open_store(url: str) -> ListedStore:
+def open_bucket(url: str) -> Obstore:
     """Open a store; nothing is asked of it yet. Raises `ConfigError`."""
-    return Obstore(url, open_objects(f"--shared-cache {url}", url, _how(url)))
-
-
-def _how(url: str) -> dict[str, Any]:
-    """Return the options that open a store. A directory is made, for this user alone. Raises `ConfigError`."""
-    folder = directory_of(url)
-    if folder is None:
-        return over_network(CONNECT_S, CALL_S, {"max_retries": 0})
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise ConfigError(f"--shared-cache {url} can't be used: {error}") from None
-    return {}
+    options = over_network(CONNECT_S, CALL_S, {"max_retries": 0})
+    return Obstore(url, open_objects(f"--shared-cache {url}", url, options))

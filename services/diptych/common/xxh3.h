@@ -1,5 +1,5 @@
-// XXH3-64 with a seed, of a multiple of 8 bytes, at least 8. From the specification of xxHash (BSD-2-Clause, Yann Collet);
-// tests hold it against the library. On little-endian machines.
+// XXH3-64 with a seed, of a multiple of 8 bytes, at least 8; XXH3-128 of more than 240 bytes that come bit by bit. From the
+// specification of xxHash (BSD-2-Clause, Yann Collet); tests hold it against the library. On little-endian machines.
 
 #pragma once
 
@@ -79,12 +79,73 @@ static uint64_t xxh3_to_240(const uint8_t *data, size_t length, uint64_t seed) {
     return avalanche(hash + mix(data + length - 16, SECRET + 136 - 17, seed));
 }
 
-static void accumulate(uint64_t sums[8], const uint8_t *stripe, const uint8_t *secret) {
-    for (int i = 0; i < 8; i++) {
-        uint64_t word = word_at(stripe + 8 * i), keyed = word ^ word_at(secret + 8 * i);
-        sums[i ^ 1] += word;
-        sums[i] += (keyed & 0xFFFFFFFF) * (keyed >> 32);
+typedef uint64_t xxh3_words __attribute__((vector_size(STRIPE_BYTES)));
+
+#define XXH3_INLINE static inline __attribute__((always_inline)) // a vector is no argument of a call
+
+XXH3_INLINE xxh3_words words_at(const void *bytes) {
+    xxh3_words words;
+    memcpy(&words, bytes, STRIPE_BYTES);
+    return words;
+}
+
+XXH3_INLINE xxh3_words accumulate(xxh3_words sums, const uint8_t *stripe, const uint8_t *secret) {
+    xxh3_words words = words_at(stripe), keyed = words ^ words_at(secret);
+#ifdef __clang__
+    sums += __builtin_shufflevector(words, words, 1, 0, 3, 2, 5, 4, 7, 6);
+#else
+    sums += __builtin_shuffle(words, (xxh3_words){1, 0, 3, 2, 5, 4, 7, 6});
+#endif
+    return sums + (keyed & 0xFFFFFFFF) * (keyed >> 32);
+}
+
+struct xxh3_sums { // of bytes that lie one behind the other, as far as they have come
+    uint64_t sums[8];
+    uint64_t stripes; // that are in them
+};
+
+static void xxh3_begin(struct xxh3_sums *state) {
+    static const uint64_t first[8] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3,
+                                      PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
+    memcpy(state->sums, first, sizeof first);
+    state->stripes = 0;
+}
+
+// Take what has come of `length` bytes, more than 240. The last of them are taken at the end.
+static void xxh3_take(struct xxh3_sums *state, const uint8_t *data, size_t length, size_t come, const uint8_t *secret) {
+    size_t stripe = state->stripes, end = come < length ? come / STRIPE_BYTES : (length - 1) / STRIPE_BYTES;
+    xxh3_words sums = words_at(state->sums), last = words_at(secret + SECRET_BYTES - STRIPE_BYTES);
+    while (stripe < end) {
+        size_t in_block = stripe % STRIPES_A_BLOCK, stop = stripe + STRIPES_A_BLOCK - in_block;
+        for (; stripe < stop && stripe < end; stripe++)
+            sums = accumulate(sums, data + STRIPE_BYTES * stripe, secret + 8 * (stripe % STRIPES_A_BLOCK));
+        if (stripe == stop)
+            sums = (sums ^ sums >> 47 ^ last) * PRIME32_1;
     }
+    memcpy(state->sums, &sums, sizeof sums);
+    state->stripes = stripe;
+}
+
+static void xxh3_end(struct xxh3_sums *state, const uint8_t *data, size_t length, const uint8_t *secret) {
+    xxh3_words sums = words_at(state->sums);
+    sums = accumulate(sums, data + length - STRIPE_BYTES, secret + SECRET_BYTES - STRIPE_BYTES - 7);
+    memcpy(state->sums, &sums, sizeof sums);
+}
+
+static uint64_t xxh3_merge(const uint64_t sums[8], const uint8_t *secret, uint64_t hash) {
+    for (int i = 0; i < 4; i++)
+        hash += fold(sums[2 * i] ^ word_at(secret + 16 * i), sums[2 * i + 1] ^ word_at(secret + 16 * i + 8));
+    return avalanche(hash);
+}
+
+// Write the XXH3-128 of `length` bytes, all of which have come, as the library's digest has it.
+static inline void xxh3_128(struct xxh3_sums *state, const uint8_t *data, size_t length, uint8_t digest[16]) {
+    xxh3_take(state, data, length, length, SECRET);
+    xxh3_end(state, data, length, SECRET);
+    uint64_t low = xxh3_merge(state->sums, SECRET + 11, length * PRIME64_1);
+    uint64_t high = xxh3_merge(state->sums, SECRET + SECRET_BYTES - STRIPE_BYTES - 11, ~(length * PRIME64_2));
+    uint64_t words[2] = {__builtin_bswap64(high), __builtin_bswap64(low)};
+    memcpy(digest, words, sizeof words);
 }
 
 static uint64_t xxh3_long(const uint8_t *data, size_t length, uint64_t seed) {
@@ -93,19 +154,12 @@ static uint64_t xxh3_long(const uint8_t *data, size_t length, uint64_t seed) {
         keys[i] = word_at(SECRET + 8 * i) + seed;
         keys[i + 1] = word_at(SECRET + 8 * i + 8) - seed;
     }
-    const uint8_t *secret = (const uint8_t *)keys, *last = secret + SECRET_BYTES - STRIPE_BYTES;
-    uint64_t sums[8] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
-    for (size_t stripe = 0; stripe < (length - 1) / STRIPE_BYTES; stripe++) {
-        accumulate(sums, data + STRIPE_BYTES * stripe, secret + 8 * (stripe % STRIPES_A_BLOCK));
-        if (stripe % STRIPES_A_BLOCK == STRIPES_A_BLOCK - 1)
-            for (int i = 0; i < 8; i++)
-                sums[i] = (sums[i] ^ sums[i] >> 47 ^ word_at(last + 8 * i)) * PRIME32_1;
-    }
-    accumulate(sums, data + length - STRIPE_BYTES, last - 7);
-    uint64_t hash = length * PRIME64_1;
-    for (int i = 0; i < 4; i++)
-        hash += fold(sums[2 * i] ^ word_at(secret + 16 * i + 11), sums[2 * i + 1] ^ word_at(secret + 16 * i + 19));
-    return avalanche(hash);
+    const uint8_t *secret = (const uint8_t *)keys;
+    struct xxh3_sums state;
+    xxh3_begin(&state);
+    xxh3_take(&state, data, length, length, secret);
+    xxh3_end(&state, data, length, secret);
+    return xxh3_merge(state.sums, secret + 11, length * PRIME64_1);
 }
 
 static uint64_t xxh3(const uint8_t *data, size_t length, uint64_t seed) {
