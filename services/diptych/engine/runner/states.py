@@ -14,6 +14,8 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.recurrent import Recurrent, StatePart
 from diptych.common.arrays import I32, I64
+from diptych.engine.attention.staged_batch import StagedBatch
+from diptych.engine.models.layers.recurrent.trials import new_trials
 from diptych.engine.runner.kv_pool import DTYPES
 from diptych.engine.values.batch import ForwardBatch, StateMoves
 from diptych.engine.values.kv_regions import share_nbytes, slices, state_nbytes, state_part_nbytes, unit_nbytes
@@ -64,10 +66,22 @@ def _widest_word(*sizes: int) -> torch.dtype:
 
 
 class SlotStates:
-    """Implements `States` for one rank's part of a model. Work is queued on the current stream."""
+    """Implements `LayerStates` for one rank's part of a model. Work is queued on the current stream."""
 
-    def __init__(self, config: ModelConfig, kv: Tensor, num_slots: int, dtype: str) -> None:
-        """`kv` is the pool whose pages hold copies; `dtype` that of the layers."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        kv: Tensor,
+        num_slots: int,
+        dtype: str,
+        row_tokens: int = 1,
+        *,
+        by_token: bool = False,
+    ) -> None:
+        """`kv` is the pool whose pages hold copies; `dtype` that of the layers.
+
+        `row_tokens`: of the longest row that a request may have; `by_token`: see `Ops.mixes_by_token`.
+        """
         assert config.recurrent is not None
         self._pages = kv.view(torch.uint8).view(len(kv), -1)  # [num_pages, page_nbytes]
         layers, parts = config.recurrent.layers, config.recurrent.mixer.state_parts
@@ -79,6 +93,10 @@ class SlotStates:
         ends = list(itertools.accumulate(sizes * len(layers), initial=0))
         found = [self._part(start, part, dtype) for start, part in zip(ends[:-1], parts * len(layers), strict=True)]
         self._parts = {layer: tuple(found[i * len(parts) : (i + 1) * len(parts)]) for i, layer in enumerate(layers)}
+
+        self._row_tokens, self._by_token = row_tokens, by_token
+        size = num_slots * row_tokens if row_tokens > 1 else 0, config.recurrent.mixer.in_size
+        self._given = {layer: torch.empty(size, dtype=DTYPES[dtype], device=kv.device) for layer in layers}
 
     def _part(self, start: int, part: StatePart, dtype: str) -> Tensor:
         kind = torch.float32 if part.is_wide else DTYPES[dtype]
@@ -94,6 +112,15 @@ class SlotStates:
     def of(self, layer: int) -> tuple[Tensor, ...]:
         """Return the parts that `layer` keeps, `[num_slots, ...]` each."""
         return self._parts[layer]
+
+    def given(self, layer: int) -> Tensor:
+        """Return what `layer` was given of the newest rows of several tokens."""
+        return self._given[layer]
+
+    def staged(self, batch: StagedBatch) -> StagedBatch:
+        """Return the step with how its tokens take turns."""
+        trials = new_trials(batch, self._row_tokens, by_token=self._by_token)
+        return batch if trials is None else replace(batch, trials=trials)
 
     def before(self, batch: ForwardBatch) -> ForwardBatch:
         """Let the requests of a step find what they begin with; return the step.

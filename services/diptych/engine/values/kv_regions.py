@@ -27,14 +27,14 @@ STATE_ALIGNMENT: Final = 16  # bytes, of the parts of a state in a slot
 def kv_regions(model: ModelConfig, dtype: str, share: HeadShare | None = None) -> tuple[Region, ...]:
     """Return those of `model` as a process computes it; `share` None: it has all heads.
 
-    Those of a draft model lie behind its own, as layers that come behind its last. Neither has groups then, whose
-    layers are numbered by their places in the page: those numbers would be other layers', too.
+    Those of a draft model lie behind its own, as layers that come behind its last. Of groups that take turns in a page
+    only that of the text has something there: in pages of windows these places are empty.
     """
     total, num_ranks = (model.num_kv_heads, 1) if share is None else (share.total_kv_heads, share.num_ranks)
     own = own_regions(model, dtype, total, num_ranks)
     if model.draft is None:
         return own
-    assert len(model.page_groups) == len(model.draft.model.page_groups) == 1, "layers with a window keep all tokens"
+    assert len(model.draft.model.page_groups) == 1, "its layers with a window keep all tokens"
     behind = own_regions(model.draft.model, dtype, model.draft.total_kv_heads, num_ranks)
     return (*own, *(_shifted(region, model.num_layers) for region in behind))
 
@@ -196,6 +196,11 @@ def state_part_nbytes(part: StatePart, dtype: str) -> int:
 def state_nbytes(recurrent: Recurrent, dtype: str) -> int:
     """Return the bytes of a slot, of all recurrent layers."""
     return len(recurrent.layers) * sum(state_part_nbytes(part, dtype) for part in recurrent.mixer.state_parts)
+
+
+def given_nbytes(recurrent: Recurrent, dtype: str) -> int:
+    """Return the bytes of what is kept of one token of a row until it is known whether it came true, of all layers."""
+    return len(recurrent.layers) * recurrent.mixer.in_size * DTYPE_NBYTES[dtype]
 
 
 def slices(recurrent: Recurrent, dtype: str) -> tuple[Slice, ...]:
