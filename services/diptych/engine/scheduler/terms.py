@@ -66,7 +66,7 @@ def _has_scales(model: ModelConfig) -> bool:
 def _features(model: ModelConfig, rules: TransferRules, engine: EngineOptions) -> int:
     """Return what a worker offers of the features of this version."""
     has_states = model.recurrent is not None
-    has_rows = model.tower is not None and engine.tp == 1 and rules.pulls and not has_states
+    has_rows = model.tower is not None and engine.num_ranks == 1 and rules.pulls and not has_states
     lacking = ((Feature.PULL, has_states or not rules.pulls), (Feature.MOVE, has_states), (Feature.ROWS, not has_rows))
     return FEATURES & ~bits(*(feature for feature, is_lacking in lacking if is_lacking))
 
