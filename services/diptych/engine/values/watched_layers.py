@@ -31,15 +31,16 @@ class WatchedLayers:
 NOTHING_WATCHED: Final = WatchedLayers((), "this worker does not watch attention")
 
 
-def watched_layers(config: ModelConfig, device: str, tp: int) -> WatchedLayers:
-    """Return which layers a worker can watch that computes a model on `device`, on `tp` ranks."""
+def watched_layers(config: ModelConfig, device: str, num_ranks: int) -> WatchedLayers:
+    """Return which layers a worker can watch that computes a model on `device`, on so many ranks."""
     lacks = None
     if device == "sim":
         lacks = "a simulated model has no attention"
     elif device != "cpu":
         lacks = "it is computed on CPUs only: serve the model with --device cpu to look into it"
-    elif tp > 1:
-        lacks = "each of --tp processes has a part of the heads only: serve the model with --tp 1 to look into it"
+    elif num_ranks > 1:
+        words = "each process has a part of the heads, or of the layers, only"
+        lacks = f"{words}: serve the model with --tp 1 and --pp 1 to look into it"
     elif config.latent is not None or config.indexer is not None:
         lacks = "this model keeps latents in place of keys"
     elif config.pooling is not None or not config.attention_layers:
