@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from diptych.kvtransfer.layout import PoolLayout
 
 FP8: Final = "fp8_e4m3"
+# fields that came after pages were first kept, of models and layouts, as they are where a page has nothing of them
+LATER: Final[dict[str, Any]] = {"state_nbytes": 0, "total_layers": (), "stage": None}
 
 
 def worker_terms(
@@ -82,8 +84,8 @@ def file_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, d
         "format": VERSION,
         "weights": source.weights_id,
         "weight_files": [stamps(each.weight_files) for each in _sources(source, engine)],
-        "model": asdict(_nameless(model)),
-        "layout": _layout_terms(layout),
+        "model": asdict(_nameless(model), dict_factory=_as_ever),
+        "layout": asdict(layout, dict_factory=_as_ever) | {"num_pages": 0},
         "groups": model.page_groups,
         "states": pages_per_state(model, engine.tp, engine.dtype, layout),
         "dtype": engine.dtype,
@@ -103,12 +105,9 @@ def store_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, 
     return file_terms(source, layout, engine, device_name) | weights
 
 
-def _layout_terms(layout: PoolLayout) -> dict[str, Any]:
-    """Return how pages look. What is none of them is left out, so that pages without it keep the terms of before."""
-    terms = asdict(layout) | {"num_pages": 0}
-    if not layout.state_nbytes:
-        del terms["state_nbytes"]
-    return terms
+def _as_ever(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a value, without those of later versions that say "none": what was kept before is found."""
+    return {name: value for name, value in fields if name not in LATER or value != LATER[name]}
 
 
 def _sources(source: ModelSource, engine: EngineOptions) -> list[ModelSource]:
