@@ -19,6 +19,7 @@ are in safetensors files on the worker's host; or they are the body itself, with
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -43,14 +44,13 @@ def weight_routes(
 ) -> list[Route]:
     """Return the paths. `drain_s`: for what runs to finish, where the caller does not say it.
 
-    What reads and does requests is imported at the first one: most workers keep their weights.
+    What reads and does requests is imported at the first one, beside the loop: most workers keep their weights.
     """
 
     def answering(path: str) -> Callable[[Request], Awaitable[Answer]]:
         async def answer(request: Request) -> Answer:
-            from diptych.engine.frontend.weights.weight_requests import handlers
-
-            return await handlers(groups, drain_s)[path](request)
+            handler = await asyncio.to_thread(_handler, path, groups, drain_s)
+            return await handler(request)
 
         return answer
 
@@ -58,3 +58,11 @@ def weight_routes(
         operator_route(VERSION, ("GET",), answering(VERSION), trust, refusals),
         *(operator_route(path, ("POST",), answering(path), trust, refusals) for path in POSTS),
     ]
+
+
+def _handler(
+    path: str, groups: Callable[[], Sequence[WorkerGroup]], drain_s: float
+) -> Callable[[Request], Awaitable[Answer]]:
+    from diptych.engine.frontend.weights.weight_requests import handlers
+
+    return handlers(groups, drain_s)[path]

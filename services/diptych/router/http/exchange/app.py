@@ -6,8 +6,9 @@ would touch every write of every stream.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -119,17 +120,22 @@ def _add_batches(app: FastAPI, batches: Batches | None, bodies: BodyReader) -> N
 
 
 def _add_vectors(app: FastAPI, models: Models, bodies: BodyReader) -> None:
-    """Where all models make text, what refuses these requests is imported at the first one."""
+    """Where all models make text, what refuses these requests is imported at the first one, beside the loop."""
+    makes_vectors = any(pipeline.model.pooling is not None for pipeline in models)
+    at_once = _vector_answers() if makes_vectors else None
 
     async def answer(path: str, request: Request) -> Response:
-        from diptych.router.http.vectors.routes import answer_vectors
-
+        answer_vectors = at_once or await asyncio.to_thread(_vector_answers)
         return await answer_vectors(path, request, models, bodies)
 
     for path in VECTOR_PATHS:
         app.add_route(path, partial(answer, path), methods=["POST"])
-    if any(pipeline.model.pooling is not None for pipeline in models):
-        import diptych.router.http.vectors.routes  # noqa: F401
+
+
+def _vector_answers() -> Callable[[str, Request, Models, BodyReader], Awaitable[Response]]:
+    from diptych.router.http.vectors.routes import answer_vectors
+
+    return answer_vectors
 
 
 def _bodies(config: RouterConfig, budget: BodyBudget) -> BodyReader:
@@ -172,10 +178,14 @@ def _framework_app(models: Models, probes: Probes, exchange: Exchange) -> FastAP
 
 
 async def _openapi(request: Request) -> Response:
-    """Answer with the document; what makes it knows every API, and is imported once somebody asks."""
+    """Answer with the document; what makes it knows every API, and is imported once somebody asks, beside the loop."""
+    return Response(await asyncio.to_thread(_openapi_json), media_type="application/json")
+
+
+def _openapi_json() -> bytes:
     from diptych.router.http.operate.openapi import openapi_json
 
-    return Response(openapi_json(), media_type="application/json")
+    return openapi_json()
 
 
 async def _show(ask: Callable[[], Page], request: Request) -> Response:
