@@ -183,7 +183,7 @@ class PageReader:
             if is_whole:
                 self._waiting.extend((load, run) for run in runs)
                 self._waiting_nbytes = nbytes
-                self._changed.notify_all()
+                self._changed.notify(len(runs))
             else:
                 load.error = GONE
                 self._answer(load)
@@ -382,4 +382,5 @@ class PageReader:
             load.num_writing -= 1
             if load.error:
                 self._answer(load)
-            self._changed.notify_all()
+            if self._is_closing:  # else only readers wait, for something to read
+                self._changed.notify_all()

@@ -7,13 +7,17 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tier_scenes import PAGE, RUN, SharedLife
 
 from diptych.common.errors import ConfigError
+from diptych.engine.cache.page_ids import PageId
 from diptych.engine.tiers.disk import Disk
+from diptych.engine.tiers.page_format import PageFormat
 from diptych.engine.tiers.page_objects import ObjectReader
-from diptych.engine.tiers.record_bytes import Landing
+from diptych.engine.tiers.record_bytes import Gatherer, Landing
+from diptych.engine.tiers.records import Run
 from diptych.engine.tiers.stores import directory_store
 from diptych.engine.tiers.stores.directory_store import DirectoryStore, open_directory
 
@@ -122,6 +126,31 @@ def test_it_is_measured_by_what_the_system_has_written_and_does_not_keep_in_memo
         assert (num_read, calls) == (2**20, ["written", "dropped", "opened", "read"])
         assert took_s > 0
         reader.rest()
+
+
+@pytest.mark.parametrize("is_in_memory", [True, False])
+def test_a_run_of_1_mib_is_waited_for_once_and_not_at_all_where_it_is_in_memory(
+    is_in_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, ids = PageFormat(b"terms of 16 byte", 2**16), [PageId(0, n + 1, n, bytes([n] * 16)) for n in range(16)]
+    pool = np.random.default_rng(0).integers(0, 256, (16, 2**16), np.uint8)
+    data = bytearray(16 * record.record_nbytes)
+    Gatherer(record, pool).gather(memoryview(data), ids, range(16))
+    store = DirectoryStore("file:", tmp_path)
+    store.write("a", memoryview(data))
+    calls: list[str] = []
+    advise, read = os.posix_fadvise, os.preadv
+    monkeypatch.setattr(os, "posix_fadvise", lambda *each: (calls.append("read ahead"), advise(*each)))
+    monkeypatch.setattr(os, "preadv", lambda *each: (calls.append("read"), read(*each))[1])
+    parts, landing, run = store.new_parts(), Landing(record, pool), Run("a", 0, ids, [*range(16)])
+    landing.begin(ids, run.pages)
+    parts.prepare(run)
+    if is_in_memory:
+        landing.take(data)
+    while landing.num_left:
+        landing.take(parts.read(run, landing.num_taken, landing.num_left))
+    parts.rest()
+    assert (landing.unsound(), calls) == ([], [] if is_in_memory else ["read ahead", "read"])
 
 
 @pytest.mark.parametrize("is_in_memory", [True, False])

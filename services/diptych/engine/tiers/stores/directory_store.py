@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from diptych.common.errors import ConfigError
 from diptych.engine.tiers.disk import Disk
@@ -70,16 +70,15 @@ class DirectoryStore:
 
 
 class _SmallFiles(Disk):
-    """Has small files read at once, so that a thread waits once, and not for each part.
+    """Has small files read at once where they are not in memory, so that a thread waits once, and not for each part.
 
     Of large ones the system reads ahead by itself, into larger pages of its cache, from which copies cost half.
     """
 
-    def open_to_read(self, path: Path) -> int:
-        descriptor = super().open_to_read(path)
+    def read(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
         if os.fstat(descriptor).st_size <= SMALL_NBYTES:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
-        return descriptor
+        return super().read(descriptor, buffers, offset)
 
 
 def open_directory(url: str, folder: str) -> DirectoryStore:
