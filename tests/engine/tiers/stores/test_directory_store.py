@@ -22,6 +22,17 @@ from diptych.engine.tiers.stores import directory_store
 from diptych.engine.tiers.stores.directory_store import DirectoryStore, open_directory
 
 
+def noted(calls: list[str], name: str, call: Any, advice: int | None = None) -> Any:
+    """Return a call that notes its name, where its last argument is `advice` if there is one."""
+
+    def answer(*args: Any) -> Any:
+        if advice in (None, args[-1]):
+            calls.append(name)
+        return call(*args)
+
+    return answer
+
+
 def test_it_lists_what_it_has(tmp_path: Path) -> None:
     store = open_directory("file:", f"{tmp_path}/with space")
     assert [*store.entries()] == []
@@ -106,19 +117,10 @@ def test_it_is_measured_by_what_the_system_has_written_and_does_not_keep_in_memo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-
-    def noted(name: str, call: Any, advice: int | None = None) -> Any:
-        def answer(*args: Any) -> Any:
-            if advice in (None, args[-1]):
-                calls.append(name)
-            return call(*args)
-
-        return answer
-
-    monkeypatch.setattr(os, "fdatasync", noted("written", os.fdatasync))
-    monkeypatch.setattr(os, "posix_fadvise", noted("dropped", os.posix_fadvise, os.POSIX_FADV_DONTNEED))
-    monkeypatch.setattr(Disk, "open_to_read", noted("opened", Disk.open_to_read))
-    monkeypatch.setattr(os, "preadv", noted("read", os.preadv))
+    monkeypatch.setattr(os, "fdatasync", noted(calls, "written", os.fdatasync))
+    monkeypatch.setattr(os, "posix_fadvise", noted(calls, "dropped", os.posix_fadvise, os.POSIX_FADV_DONTNEED))
+    monkeypatch.setattr(Disk, "open_to_read", noted(calls, "opened", Disk.open_to_read))
+    monkeypatch.setattr(os, "preadv", noted(calls, "read", os.preadv))
     reader = ObjectReader(DirectoryStore("file:", tmp_path), lambda seconds: None)
     for _ in range(2):
         calls.clear()
@@ -139,9 +141,8 @@ def test_a_run_of_1_mib_is_waited_for_once_and_not_at_all_where_it_is_in_memory(
     store = DirectoryStore("file:", tmp_path)
     store.write("a", memoryview(data))
     calls: list[str] = []
-    advise, read = os.posix_fadvise, os.preadv
-    monkeypatch.setattr(os, "posix_fadvise", lambda *each: (calls.append("read ahead"), advise(*each)))
-    monkeypatch.setattr(os, "preadv", lambda *each: (calls.append("read"), read(*each))[1])
+    monkeypatch.setattr(os, "posix_fadvise", noted(calls, "read ahead", os.posix_fadvise, os.POSIX_FADV_WILLNEED))
+    monkeypatch.setattr(os, "preadv", noted(calls, "read", os.preadv))
     parts, landing, run = store.new_parts(), Landing(record, pool), Run("a", 0, ids, [*range(16)])
     landing.begin(ids, run.pages)
     parts.prepare(run)

@@ -125,7 +125,7 @@ def _add_vectors(app: FastAPI, models: Models, bodies: BodyReader) -> None:
     at_once = _vector_answers() if makes_vectors else None
 
     async def answer(path: str, request: Request) -> Response:
-        answer_vectors = at_once or await asyncio.to_thread(_vector_answers)
+        answer_vectors = await asyncio.to_thread(_vector_answers) if at_once is None else at_once
         return await answer_vectors(path, request, models, bodies)
 
     for path in VECTOR_PATHS:
