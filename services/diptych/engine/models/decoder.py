@@ -177,6 +177,8 @@ class Decoder:
                 on_layer(index)
         picked, last = buffers[-1].picked(batch.logits_rows), self._communicator.pick(stream, batch.logits_rows)
         logits = self._last(last, picked)
+        if batch.watcher is not None:
+            batch.watcher.out(picked.normed)
         if self._head is not None:
             assert rows is not None
             out = last.x[: batch.host.num_samples]
