@@ -71,11 +71,14 @@ chaos: .venv/dev.stamp
 e2e: .venv/dev.stamp .helm/stamp
 	PATH=".helm:$$PATH" $(BIN)/python -m pytest e2e $(ARGS)
 
-# Many more malformed messages and requests than the tests try (docs/security.md), and kernels with all their parameters.
+# Many more malformed messages and requests than the tests try (docs/security.md), kernels with all their parameters, and
+# more states and longer games of hand-offs.
 fuzz: .venv/dev.stamp
-	DIPTYCH_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest -q --timeout=1800 tests/*/test_fuzz.py tests/engine/*/test_fuzz.py \
+	DIPTYCH_FUZZ_EXAMPLES=2000 DIPTYCH_DEEP_CHECKS=1 $(BIN)/python -m pytest -q --timeout=1800 tests/*/test_fuzz.py tests/engine/*/test_fuzz.py \
 		tests/kvtransfer/test_receive_fuzz.py tests/*/test_sanitized.py tests/*/*/test_sanitized.py \
-		tests/common/trust/test_certificate.py tests/router/test_openapi.py tests/kernels $(ARGS)
+		tests/common/trust/test_certificate.py tests/router/test_openapi.py tests/kernels \
+		tests/pd/test_protocol.py tests/pd/test_protocol_states.py tests/pd/test_workload.py \
+		tests/platform/test_layouts.py $(ARGS)
 
 # Container images, by docker or buildah: docs/operations/images.md. IMAGES="sim cpu cuda": which.
 images:

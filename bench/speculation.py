@@ -7,7 +7,8 @@ Both sides are whole scheduler cores over the same weights. *Told* answers are t
 model can't do such work. *Own* answers are the small model's, greedy, and must be the same on both sides, token for
 token. A row's value is the decode speed with drafts, its limit the one without, from the second token on, by processor
 time, which other work on the machine hardly changes; the peers say what it is by the clock. The best of several rounds
-counts, each with a new drafter, which knows nothing of the round before. Then a layer that predicts
+counts, each with a new drafter, which knows nothing of the round before. Then a random model most layers of which keep
+a state, and a layer that predicts
 one token more, of a model that is made for it. Then what a pair of real workers hands over
 and reuses, with drafts and without.
 """
@@ -15,13 +16,14 @@ and reuses, with drafts and without.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import speculation_prompts as prompts
@@ -42,10 +44,12 @@ from diptych.engine.scheduler.stepping import SynchronousStepping
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.core_report import DraftReport
 from diptych.engine.values.events import Emit, EmitTokens, Start
-from diptych.engine.values.limits import PROMPT_ROWS, Limits
+from diptych.engine.values.kv_regions import pages_per_state
+from diptych.engine.values.limits import MAX_ROW_DRAFTS, PROMPT_ROWS, Limits
 from diptych.engine.values.request import new_request
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.sampling_params import SamplingParams
+from diptych.kvtransfer.layout import PoolLayout
 from diptych.tokens.tokenizer import Tokenizer
 from diptych.unified.core import UnifiedCore
 
@@ -53,9 +57,31 @@ PAGE_SIZE = 16
 NUM_PAGES = 1024
 CONTEXT = 2048
 MAX_STEP_TOKENS = 512
+MAX_REQUESTS = 16 + PROMPT_ROWS
 OUTPUT_TOKENS = 256  # at most
 NUM_TURNS = 5  # of the conversation of the pair
 TURN_TOKENS = 48  # of each answer
+
+
+WITH_STATES: Final[dict[str, Any]] = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": 4096,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": CONTEXT,
+    "rms_norm_eps": 1e-6,
+    "linear_num_key_heads": 6,
+    "linear_num_value_heads": 12,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4,
+    "tie_word_embeddings": True,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +108,13 @@ class Side:
     def __init__(self, runner: ModelRunner, source: ModelSource, speculate: str) -> None:
         """Layers that guess are the runner's."""
         self._runner = runner
+        layout = layout_of(source)
         cache = KvCache(
-            num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16 + PROMPT_ROWS, max_tokens_per_request=CONTEXT
+            num_pages=NUM_PAGES,
+            page_size=PAGE_SIZE,
+            max_requests=MAX_REQUESTS,
+            max_tokens_per_request=CONTEXT,
+            pages_per_state=pages_per_state(source.config, 1, layout.dtype, layout),
         )
         limits = Limits(CONTEXT, source.config.vocab_size, frozenset(), MAX_STEP_TOKENS, 16)
         asks, model = AHEAD.get(speculate), runner.draft_model
@@ -175,6 +206,7 @@ def main() -> None:
         if not options.quick:
             stored.alone(kinds, "suffix", is_told=False)
             stored.alone(kinds, "ngram", is_told=True)
+        bench_states(report, options.threads, 1 if options.quick else options.rounds)
         bench_next_layer(report, options.threads, 1 if options.quick else options.rounds)
         asyncio.run(bench_pair(report, options.model, source.tokenizer()))
 
@@ -182,9 +214,20 @@ def main() -> None:
 def new_runner(
     source: ModelSource, quantization: str, num_threads: int, draft: ModelSource | None = None
 ) -> ModelRunner:
-    layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32")
-    kv = torch.zeros(layout.shape)
-    return ModelRunner(source, kv, dtype="float32", num_threads=num_threads, quantization=quantization, draft=draft)
+    return ModelRunner(
+        source,
+        torch.zeros(layout_of(source).shape),
+        dtype="float32",
+        num_threads=num_threads,
+        quantization=quantization,
+        draft=draft,
+        max_requests=MAX_REQUESTS,
+        row_tokens=1 + MAX_ROW_DRAFTS,
+    )
+
+
+def layout_of(source: ModelSource) -> PoolLayout:
+    return ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32")
 
 
 def kinds_of(tokenizer: Tokenizer) -> Sequence[Kind]:
@@ -291,6 +334,19 @@ def bench_next_layer(report: Report, num_threads: int, rounds: int) -> None:
         texts = [Text(random.integers(0, 768, 32).tolist(), [0] * 160) for _ in range(4)]
         runners = [new_runner(each, "none", num_threads, draft) for each, draft in ((served, layer), (source, None))]
         Bench(report, served, runners[0], "float32", rounds, runners[1]).by_next_layer(texts)
+
+
+def bench_states(report: Report, num_threads: int, rounds: int) -> None:
+    """Serve a random model three of four layers of which keep a state; answers are told, and repeat their prompts."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(WITH_STATES))
+        source = open_model(folder, "dummy")
+        random = np.random.default_rng(0)
+        prompts = [random.integers(0, WITH_STATES["vocab_size"], 192).tolist() for _ in range(4)]
+        texts = [Text(prompt, [*prompt[:80], 1, *prompt[81:]]) for prompt in prompts]
+        runner = new_runner(source, "none", num_threads)
+        bench = Bench(report, source, runner, "float32, layers with states", rounds)
+        bench.alone([Kind("prompts once more", texts)], "suffix", is_told=True)
 
 
 async def bench_pair(report: Report, model: str, tokenizer: Tokenizer) -> None:

@@ -352,6 +352,7 @@ HYBRID: dict[str, Any] = {
     "qk_norm": "heads",
     "norm_offset": 1.0,
     "attention_gate": True,
+    "num_next_layers": 1,
     "recurrent": Recurrent((0,), DeltaNet(2, 4, 8, 12, 4)),
 }
 GATED_MOE = Moe(16, 4, 48, normalize=True, shared_ffn_size=40, shared_gate=True)

@@ -126,7 +126,7 @@ def test_a_quantized_tensor_is_cut_as_it_is_stored() -> None:
         ({"num_heads": 12, "num_kv_heads": 6, "ffn_size": 12}, 4, "neither divides the 6 KV heads"),
         ({"recurrent": Recurrent((0,), Mamba2(8, 4, 2, 4, 4, 0.0))}, 4, "the 2 groups of a state space"),
         ({"recurrent": Recurrent((0,), KimiDelta(6, 4, 4))}, 4, "the 6 heads of a delta rule"),
-        ({"recurrent": Recurrent((0,), ShortConv(6, 3))}, 4, "the 6 channels of a short convolution"),
+        ({"recurrent": Recurrent((0,), ShortConv(6, 3))}, 4, "the 3 blocks of 2 channels of a short convolution"),
     ],
 )
 def test_a_model_that_does_not_divide_is_refused(changes: dict[str, object], size: int, words: str) -> None:

@@ -111,11 +111,16 @@ def pair_of(new_engine: NewEngine, guessers: Any, byte_tokenizer: Tokenizer) -> 
         ("Glm4Moe", {}),
         ("DeepseekV3", {"overlap": True}),
         ("Glm4Moe", AWAY),
+        ("Qwen3Next", {}),
+        ("Qwen3_5Moe", {"overlap": True}),
         ("head", {}),
         ("head", {"overlap": True}),
         ("head", AWAY),
     ],
-    ids=["latents", "keys and values", "overlapped", "retracted", "head", "head overlapped", "head retracted"],
+    ids=[
+        *("latents", "keys and values", "overlapped", "retracted", "states", "states overlapped"),
+        *("head", "head overlapped", "head retracted"),
+    ],
 )
 def test_no_answer_is_another_one(pair_of: Callable[[str], Pair], family: str, scene: dict[str, Any]) -> None:
     pair = pair_of(family)

@@ -76,7 +76,7 @@ def test_every_one_of_many_operations_ends_once(ends: tuple[Any, Any]) -> None:
     left, right = ends
     ops = [left.write(RIGHT, [n % NUM_PAGES], [n * 7 % NUM_PAGES], b"%d" % n) for n in range(2000)]
     left.wait_done(ops[-1])
-    right.wait(lambda event: isinstance(event, NoteReceived) and event.data == b"1999", 20)
+    right.wait(lambda event: isinstance(event, NoteReceived) and event.data == b"1999")
     assert [event for event in left.events if isinstance(event, OpDone)] == [OpDone(op, None) for op in ops]
     assert sum(isinstance(event, NoteReceived) for event in right.events) == 2000
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -301,6 +301,7 @@ STATES = {
     "larger pages": (qwen3_next(32), qwen3_next(64), [3, 5], [1]),
     "another type": (qwen3_next(64), qwen3_next(64, "fp8_e4m3"), [1], [3, 4]),
 }
+STATE_NBYTES = qwen3_next(64).page_nbytes
 
 
 @pytest.mark.parametrize("kind", ["shm", "tcp", *device_kinds(), nixl("shm")])
@@ -308,7 +309,8 @@ STATES = {
 def test_a_state_goes_to_pages_larger_than_a_message(
     make_child_end: Make, link: Link, kind: str, state: tuple[PoolLayout, PoolLayout, list[int], list[int]]
 ) -> None:
-    src, dst, src_pages, dst_pages = state
+    *sides, src_pages, dst_pages = state
+    src, dst = (replace(each, state_nbytes=STATE_NBYTES) for each in sides)
     sender, receiver = make_child_end(kind, 1, src), make_child_end(kind, 2, dst)
     link(sender, receiver)
     sender.fill(1)
@@ -317,6 +319,33 @@ def test_a_state_goes_to_pages_larger_than_a_message(
     assert done.error is None
     assert done.digest == receiver.wait_digest(dst_pages)
     assert receiver.read(dst_pages) == sender.read(src_pages)
+
+
+@pytest.mark.parametrize("kind", ["shm", "tcp", *device_kinds(), nixl("shm")])
+def test_a_state_of_one_rank_goes_to_two_and_back(make_child_end: Make, link: Link, kind: str) -> None:
+    """A page of the whole has the end of one half and the beginning of the other."""
+    nbytes, unit = 2 * 5 * (96 << 10), 96 << 10
+    whole = replace(PoolLayout.kv(10, 4, 64, 2, 128, "bfloat16"), state_nbytes=nbytes)
+    halves = [
+        replace(PoolLayout.kv(10, 4, 32, 1, 128, "bfloat16", HeadShare(rank, 2, 2)), state_nbytes=nbytes)
+        for rank in range(2)
+    ]
+    ends = [make_child_end(kind, 2 + rank, half) for rank, half in enumerate(halves)]
+    one, last = make_child_end(kind, 1, whole), make_child_end(kind, 4, whole)
+    own, parts = list(range(-(-nbytes // whole.page_nbytes))), list(range(-(-nbytes // 2 // halves[0].page_nbytes)))
+    one.fill(1)
+    digests = []
+    for number, end in enumerate(ends, 2):
+        link(one, end)
+        link(end, last)
+        sent = one.wait_done(one.write(number, own, parts, b"a share", as_bytes=True, with_digest=True))
+        assert (sent.error, sent.digest) == (None, end.wait_digest(parts))
+        back = end.wait_done(end.write(4, parts, own[::-1], b"back", as_bytes=True, with_digest=True))
+        assert back.error is None
+        digests.append(back.digest)
+    assert last.wait_digest(own[::-1]) == add_digests(*digests)
+    assert last.read(own[::-1])[:nbytes] == one.read(own)[:nbytes]
+    assert ends[1].read(parts)[:unit] == one.read(own)[nbytes // 2 :][:unit]
 
 
 def test_a_changed_byte_is_noticed_before_parts_are_put_together(make_device_end: Make, link: Link) -> None:

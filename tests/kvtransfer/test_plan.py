@@ -16,7 +16,8 @@ from diptych.kernels.page_pack import CELLS, cast, pack_page
 from diptych.kvtransfer.dtypes import DTYPE_NBYTES
 from diptych.kvtransfer.errors import LayoutMismatch, TransferError
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
-from diptych.kvtransfer.plan import ByteWindow, Conversion, Copy, Shard, check_on_device, linked_ranks, parts_of, plan
+from diptych.kvtransfer.plan import Conversion, Shard, check_on_device, linked_ranks, parts_of, plan
+from diptych.kvtransfer.runs import ByteWindow, Copy
 from diptych.kvtransfer.transport import PageWrite
 
 Array = np.ndarray[Any, Any]
@@ -206,55 +207,6 @@ def test_a_grant_that_begins_inside_a_page_skips_its_first_tokens() -> None:
         [48, 64, 80],
         [3, 4, 5],
     ]
-
-
-@pytest.mark.parametrize(
-    ("num_src", "num_dst", "page_sizes", "dtype"),
-    [
-        (3, 2, (4, 8), "float32"),
-        (2, 3, (8, 5), "float32"),
-        (2, 2, (4, 4), "float32"),
-        (3, 3, (4, 8), "bfloat16"),  # pages of as many bytes
-        (2, 4, (4, 4), "bfloat16"),
-    ],
-)
-def test_pages_that_hold_no_tokens_go_byte_by_byte_to_pages_of_any_size_and_type(
-    num_src: int, num_dst: int, page_sizes: tuple[int, int], dtype: str
-) -> None:
-    src, dst = side(1, page_size=page_sizes[0], dtype="float32"), side(1, page_size=page_sizes[1], dtype=dtype)
-    copies = plan(src.layout, dst.layout)
-    assert copies is not None
-    pools = [np.random.default_rng(0).integers(0, 256, each.new_pools()[0].shape, np.uint8) for each in (src, dst)]
-    pages = PageWrite(np.arange(num_src) * 2 + 1, np.arange(num_dst) * 3 + 1, as_bytes=True)
-    (runs,) = copies.cut(pages)
-    sources = runs.src if runs.pack is None else runs.first_tokens
-    for source, target in zip(sources.tolist(), runs.dst.tolist(), strict=True):
-        image = pools[0][source] if runs.pack is None else pack_page(runs.pack, pools[0], runs.src, source)
-        pools[1][target] = image
-    sent, arrived = pools[0][pages.src].ravel(), pools[1][pages.dst].ravel()
-    same = min(len(sent), len(arrived))
-    assert sent[:same].tolist() == arrived[:same].tolist()
-    assert not arrived[same:].any()
-
-
-@pytest.mark.parametrize(("sizes", "row"), [((64, 32), 32 << 10), ((48, 20), 32 << 10), ((3, 1), 8 << 10)])
-def test_rows_of_pages_that_hold_no_tokens_fill_messages_and_are_whole_lines(sizes: tuple[int, int], row: int) -> None:
-    src, dst = (side(1, layers=12, dim=256, page_size=size).layout for size in sizes)
-    copies = plan(src, dst)
-    assert copies is not None
-    assert copies.whole is not None
-    assert copies.whole.pack is not None
-    assert (copies.whole.pack.row_nbytes, copies.whole.pack.image_nbytes) == (row, dst.page_nbytes)
-
-
-def test_what_is_no_tokens_goes_to_the_rank_of_the_same_number_alone() -> None:
-    two, write = side(2), PageWrite(np.array([1]), np.array([2]), as_bytes=True)
-    one_to_other = plan(two.layouts[0], side(1, page_size=4).layouts[0])
-    assert one_to_other is not None
-    assert one_to_other.cut(write) == ()
-    same = plan(two.layouts[1], side(2, page_size=4).layouts[1])
-    assert same is not None
-    assert len(same.cut(write)) == 1
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.layout import PoolLayout, Region
-from diptych.kvtransfer.plan import ByteWindow, Shard, parts_of, plan
+from diptych.kvtransfer.plan import Shard, parts_of, plan
+from diptych.kvtransfer.runs import ByteWindow
 from diptych.kvtransfer.transport import NoteReceived, OpDone, PageWrite
 
 Make = Callable[..., Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from draft_models import AskAlways, runner_with_draft, with_draft
 from guessing_pair import PAGE, VOCAB, GuessingPair, Pair, go_on, greedy, said_in_mid_stream
 
-from diptych.checkpoints.source import ModelSource, open_model
+from diptych.checkpoints.source import ChangedModel, ModelSource, keeping_all, open_model
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.values.transfer_rules import TransferRules
@@ -26,9 +27,10 @@ def served(tiny_folder: Path, byte_tokenizer: Tokenizer, make_pair: type[Pair]) 
     source = open_model(str(tiny_folder))
     grammars = GrammarThread(lambda: Compiler(byte_tokenizer, VOCAB, [0]))
 
-    def serve(*, guesses: bool, **options: Any) -> GuessingPair:
-        draft, drafter = (source, AskAlways()) if guesses else (None, None)
-        both = source if draft is None else with_draft(source, draft)
+    def serve(*, guesses: bool, windows: tuple[int, ...] = (), **options: Any) -> GuessingPair:
+        main = ChangedModel(source, replace(source.config, windows=windows)) if windows else source
+        draft, drafter = (keeping_all(main), AskAlways()) if guesses else (None, None)
+        both = main if draft is None else with_draft(main, draft)
 
         def new_runner(both: ModelSource, kv: torch.Tensor) -> ModelRunner:
             return runner_with_draft(both, draft, kv)
@@ -58,8 +60,10 @@ def test_requests_that_are_replayed_in_mid_stream_go_on_as_before(served: Any) -
     assert go_on(served(guesses=True, said=said).answers, said, whole)
 
 
-def test_what_prefill_computed_of_the_draft_layers_guesses_right(served: Any) -> None:
-    guessed = served(guesses=True, params_of=greedy)
+@pytest.mark.parametrize("windows", [(), (0, 8)], ids=["", "beside windows with pages of their own"])
+def test_what_prefill_computed_of_the_draft_layers_guesses_right(served: Any, windows: tuple[int, ...]) -> None:
+    guessed = served(guesses=True, params_of=greedy, windows=windows)
+    assert guessed.answers == served(guesses=False, params_of=greedy, windows=windows).answers
     assert guessed.drafter.came == guessed.drafter.compared > 100
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from every_kind import Answer, Scripted, params_of, prompt_of, replayed
+from every_kind import MAX_DRAFTS, Answer, Scripted, params_of, prompt_of, replayed
 
 from diptych.checkpoints.source import open_model
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.scheduler.grammar_thread import GrammarThread
+from diptych.engine.values.kv_regions import pages_per_state
 from diptych.generation.output import Output
 from diptych.grammars.compiler import Compiler
 from diptych.tokens.tokenizer import Tokenizer
@@ -34,15 +34,18 @@ def grammars(byte_tokenizer: Tokenizer) -> Iterator[GrammarThread]:
     thread.close()
 
 
-@pytest.fixture
-def answers(tiny_folder: Path, grammars: GrammarThread, make_pair: type[Pair], squeeze: Any) -> Answers:
+@pytest.fixture(params=["tiny_folder", "tiny_recurrent_folder"])
+def answers(request: pytest.FixtureRequest, grammars: GrammarThread, make_pair: type[Pair], squeeze: Any) -> Answers:
     """Serves requests by a pair, with drafts of the answers that it is told."""
-    source = open_model(str(tiny_folder))
+    source = open_model(str(request.getfixturevalue(request.param)))
+    one = ModelRunner.pool_layout(source.config, num_pages=1, page_size=PAGE, dtype="float32")
+    per_state = pages_per_state(source.config, 1, "float32", one)
 
     def model(num_pages: int) -> tuple[Any, ModelRunner]:
         layout = ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE, dtype="float32")
         kv = np.full(layout.shape, np.nan, np.float32)
-        return kv, ModelRunner(source, torch.from_numpy(kv), dtype="float32")
+        sizes: dict[str, Any] = {"max_requests": 16, "row_tokens": 1 + MAX_DRAFTS}
+        return kv, ModelRunner(source, torch.from_numpy(kv), dtype="float32", **sizes)
 
     def serve(
         told: Mapping[int, Sequence[int]],
@@ -60,6 +63,7 @@ def answers(tiny_folder: Path, grammars: GrammarThread, make_pair: type[Pair], s
             overlap=overlap,
             check_every=NEVER,
             drafter=Scripted(told),
+            pages_per_state=per_state,
         )
         for room in said or ROOMS:
             tokens = said.get(room, ())

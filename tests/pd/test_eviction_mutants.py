@@ -6,7 +6,6 @@ is learned from few prompts here.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any, Final
@@ -118,7 +117,7 @@ def gone_while_it_is_read(patch: Patch) -> None:
         eviction = plain(self, num_pages)
         if not read:
             return eviction
-        return dataclasses.replace(eviction, pages=np.concatenate([eviction.pages, self.states.pop(read[0])]))
+        return eviction._replace(pages=np.concatenate([eviction.pages, self.states.pop(read[0])]))
 
     patch.setattr(RadixTree, "evict", evict)
 

@@ -35,7 +35,7 @@ UNCHECKED = TransferRules(integrity="off")
 
 
 def plain_runner(source: ModelSource, kv: torch.Tensor) -> ModelRunner:
-    return ModelRunner(source, kv, dtype="float32", attention_backend="cpu", max_loras=2)
+    return ModelRunner(source, kv, dtype="float32", attention_backend="cpu", max_loras=2, max_requests=16)
 
 
 @pytest.fixture
@@ -95,6 +95,17 @@ def test_a_pair_answers_the_same_and_hands_over_one_layer_more(
     nbytes = [each.pair.prefill.kv[0].nbytes for each in (plain, guessed)]
     kept = plain.source.config.head_dim if model == "latent" else 2 * 2 * HEAD_DIM
     assert nbytes[1] - nbytes[0] == PAGE * kept * 4  # of one layer, which is as those of the model
+    said = said_in_mid_stream(plain.answers)
+    assert go_on(served(folder, guesses=True, said=said).answers, said, plain.answers)
+
+
+def test_a_pair_whose_model_keeps_states_answers_the_same(
+    served: Any, tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path
+) -> None:
+    folder = random_folder(tmp_path_factory.mktemp("models") / "states", "Qwen3Next", tiny_folder)
+    plain, guessed = (served(folder, guesses=guesses) for guesses in (False, True))
+    assert guessed.answers == plain.answers
+    assert guessed.came[1] > 60
     said = said_in_mid_stream(plain.answers)
     assert go_on(served(folder, guesses=True, said=said).answers, said, plain.answers)
 

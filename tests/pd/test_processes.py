@@ -55,13 +55,14 @@ def test_a_bit_that_flips_in_any_layer_is_caught_and_the_next_request_is_served(
     assert (status.integrity_failures, status.open_rooms, list(status.problems)) == (4, 0, [])
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_two_unified_workers_serve_each_other_with_pages_that_follow_by_layers_and_themselves_over_one_link(
-    tiny_folder: Path, expected: list[list[int]], tp: int
+def test_two_unified_workers_of_two_ranks_serve_each_other_with_pages_that_follow_by_layers_and_themselves(
+    tiny_folder: Path, expected: list[list[int]]
 ) -> None:
+    """Over one link. Workers of one rank do so in `tests/platform/test_roles.py`."""
+
     async def run() -> None:
         rules = TransferRules("always", num_windows=NUM_LAYERS)
-        async with SchedulerPair(options(tiny_folder, tp=tp), rules, roles=("unified", "unified")) as pair:
+        async with SchedulerPair(options(tiny_folder, tp=2), rules, roles=("unified", "unified")) as pair:
             one, two = pair.prefill, pair.decode
             legs = await asyncio.gather(
                 pair.exchange(1, PROMPTS[0], one, two, 4),
@@ -95,10 +96,7 @@ def continued(folder: Path, prompt: list[int]) -> list[int]:
     return text[len(prompt) :]
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_states_go_both_ways_between_two_workers_of_several_ranks_and_are_begun_with(
-    tiny_recurrent_folder: Path, tp: int
-) -> None:
+def test_states_go_both_ways_between_two_workers_of_two_ranks_and_are_begun_with(tiny_recurrent_folder: Path) -> None:
     """The last prompts begin with the state behind the only whole page of the first one."""
     prompts = [[(room * 31 + i * i) % 320 for i in range(600)] for room in (1, 2)]
     prompts += [[*prompts[0], 5, 6, 7], [*prompts[0][:550], 8]]
@@ -106,7 +104,7 @@ def test_states_go_both_ways_between_two_workers_of_several_ranks_and_are_begun_
 
     async def run() -> None:
         rules = TransferRules("always", num_windows=2)
-        pools = options(tiny_recurrent_folder, tp=tp)
+        pools = options(tiny_recurrent_folder, tp=2)
         async with SchedulerPair(pools, rules, roles=("unified", "unified")) as pair:
             one, two = pair.prefill, pair.decode
             legs = [
@@ -129,15 +127,18 @@ def test_states_go_both_ways_between_two_workers_of_several_ranks_and_are_begun_
     asyncio.run(run())
 
 
-def test_states_go_to_pages_of_another_size_and_are_begun_with(tiny_recurrent_folder: Path) -> None:
+@pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(2, 1), (1, 2)])
+def test_states_go_to_pages_of_another_size_and_to_other_ranks_and_are_begun_with(
+    tiny_recurrent_folder: Path, prefill_tp: int, decode_tp: int
+) -> None:
     """The second prompt goes on behind the first, of which decode has the text, and prefill the state."""
     prompt = [(31 + i * i) % 320 for i in range(600)]
     prompts = [prompt, [*prompt, 5, 6, 7]]
     outputs = [continued(tiny_recurrent_folder, each) for each in prompts]
 
     async def run() -> None:
-        large, rules = options(tiny_recurrent_folder), TransferRules("always")
-        async with SchedulerPair(large, rules, decode_engine=replace(large, page_size=64)) as pair:
+        large, rules = options(tiny_recurrent_folder, tp=prefill_tp), TransferRules("always")
+        async with SchedulerPair(large, rules, decode_engine=replace(large, page_size=64, tp=decode_tp)) as pair:
             legs = [await pair.request(room, each, 5) for room, each in enumerate(prompts, 1)]
             assert [prefill.token_ids + decode.token_ids for prefill, decode in legs] == outputs
             assert legs[1][0].last is not None

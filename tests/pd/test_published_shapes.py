@@ -20,12 +20,13 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import from_hf
 from diptych.checkpoints.shard import Shard
 from diptych.common.errors import ConfigError
-from diptych.engine.values.kv_regions import kv_layout, state_terms, window_terms
+from diptych.engine.values.kv_regions import kv_layout, window_terms, with_states
 from diptych.kernels.page_pack import PagePack
 from diptych.kvtransfer import plan as rules
-from diptych.kvtransfer.device import LINE_NBYTES, Device
-from diptych.kvtransfer.layout import HeadShare, PoolLayout
-from diptych.kvtransfer.plan import Conversion, Copies, Copy, check_on_device
+from diptych.kvtransfer.device import Device
+from diptych.kvtransfer.layout import LINE_NBYTES, HeadShare, PoolLayout
+from diptych.kvtransfer.plan import Conversion, check_on_device
+from diptych.kvtransfer.runs import Copy
 from tests.architectures.test_registry import PUBLISHED
 
 PAGE_SIZES = (16, 48, 128)
@@ -121,13 +122,13 @@ def layouts(model: ModelConfig, num_ranks: int, page_size: int, dtype: str) -> l
     """Those of all ranks. Raises `ConfigError` for numbers of ranks that the model does not have."""
     shares = [HeadShare(rank, num_ranks, model.num_kv_heads) if num_ranks > 1 else None for rank in range(num_ranks)]
     parts = [Shard(rank, num_ranks).config(model) for rank in range(num_ranks)]
-    return [kv_layout(part, 64, page_size, dtype, share) for part, share in zip(parts, shares, strict=True)]
+    pages = [kv_layout(part, 64, page_size, dtype, share) for part, share in zip(parts, shares, strict=True)]
+    return [with_states(each, part, "bfloat16") for each, part in zip(pages, parts, strict=True)]
 
 
 def meet(model: ModelConfig, src: PoolLayout, dst: PoolLayout) -> bool:
     """Whether the terms of such workers, as words, let them pair at all."""
-    terms = [(window_terms(model, each), model.recurrent and state_terms(each, "bfloat16")) for each in (src, dst)]
-    return terms[0] == terms[1]
+    return window_terms(model, src) == window_terms(model, dst)
 
 
 def pairs(model: ModelConfig) -> Iterator[tuple[PoolLayout, PoolLayout]]:
@@ -187,13 +188,6 @@ def test_the_plan_knows_the_bounds_of_the_transfer_engine() -> None:
     assert 2 * limit("device/device.h", "MOVE_PAGES") == rules.PACK_ENTRIES
 
 
-def every(copies: Copies | None, model: ModelConfig) -> tuple[Copy, ...]:
-    """What a worker with this model may send."""
-    if copies is None:
-        return ()
-    return copies.all if model.recurrent is not None else copies.regions
-
-
 @pytest.mark.parametrize("name", SHAPES)
 def test_workers_that_meet_can_send_all_they_have_in_pages_of_any_size(name: str) -> None:
     for model in models_of(name):
@@ -203,7 +197,7 @@ def test_workers_that_meet_can_send_all_they_have_in_pages_of_any_size(name: str
             Device("emulated").validate(src)
             conversion = Conversion.between(src, dst)
             check_on_device(conversion, src)  # refuses none of these
-            copies = every(conversion.copies, model)
+            copies = () if conversion.copies is None else conversion.copies.all
             assert [
                 found for copy in copies for word in (8, LINE_NBYTES) if (found := trouble(copy, src, dst, word))
             ] == []

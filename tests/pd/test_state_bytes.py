@@ -21,7 +21,7 @@ from diptych.architectures.recurrent import Recurrent
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch, StateMoves
-from diptych.engine.values.kv_regions import pages_per_state, state_nbytes, state_part_nbytes
+from diptych.engine.values.kv_regions import pages_per_state, share_nbytes, slices, unit_nbytes
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import FailureCode
 from diptych.kvtransfer.layout import PoolLayout
@@ -155,23 +155,28 @@ def of_a_stale_slot(model: Model, before: Any, arrived: Any, tokens: list[int]) 
 
 
 def layers_in_another_order(model: Model, before: Any, arrived: Any, tokens: list[int]) -> Any:
-    num_layers, layer = len(model.recurrent.layers), layer_nbytes(model)
     flat = arrived.view(np.uint8).ravel().copy()
-    flat[: num_layers * layer] = flat[: num_layers * layer].reshape(num_layers, layer)[::-1].ravel()
+    for section in sections(model, flat):
+        section[:] = section[:, ::-1].copy()
     return flat.view(np.float32).reshape(arrived.shape)
 
 
 def newest_inputs_forgotten(model: Model, before: Any, arrived: Any, tokens: list[int]) -> Any:
     """Those of the convolutions, which are the first part of a layer's; what else there is stays."""
-    part, layer = state_part_nbytes(model.recurrent.mixer.state_parts[0], "float32"), layer_nbytes(model)
     flat = arrived.view(np.uint8).ravel().copy()
-    for i in range(len(model.recurrent.layers)):
-        flat[i * layer : i * layer + part] = 0
+    for section in sections(model, flat)[: len(model.recurrent.mixer.state_parts[0].sections)]:
+        section[:] = 0
     return flat.view(np.float32).reshape(arrived.shape)
 
 
-def layer_nbytes(model: Model) -> int:
-    return state_nbytes(model.recurrent, "float32") // len(model.recurrent.layers)
+def sections(model: Model, flat: Any) -> list[Any]:
+    """Return views of what units have of each section of a state, `[num_units, num_layers, nbytes]`."""
+    num_layers, units = len(model.recurrent.layers), flat[: share_nbytes(model.recurrent, "float32")]
+    units = units.reshape(-1, unit_nbytes(model.recurrent, "float32"))
+    return [
+        units[:, first : first + num_layers * nbytes].reshape(len(units), num_layers, nbytes)
+        for _, first, nbytes in slices(model.recurrent, "float32")
+    ]
 
 
 Mutant = Callable[[Model, Any, Any, list[int]], Any]
@@ -317,7 +322,7 @@ def test_the_bytes_on_the_wire_are_those_of_the_prompt_s_pages_and_of_one_state(
 ) -> None:
     pair = new_pair("always")
     generated(pair, 1, PROMPT[:prompt_len])
-    page, state = model.layout.page_nbytes, state_nbytes(model.recurrent, "float32")
+    page, state = model.layout.page_nbytes, share_nbytes(model.recurrent, "float32")
     assert model.per_state * page - state in range(page)
     expected = -(-prompt_len // PAGE_SIZE) + model.per_state
     assert pair.num_written == expected

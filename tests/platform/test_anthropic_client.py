@@ -139,8 +139,9 @@ def test_words_of_the_assistant_at_the_end_are_continued(create: Any) -> None:
 
 
 def test_sampling_may_be_random(create: Any) -> None:
-    texts = {text_of(create(extra_body={"temperature": 1.5, "top_p": 0.95, "top_k": 50})) for _ in range(4)}
-    assert len(texts) > 1
+    drawn = (text_of(create(extra_body={"temperature": 1.5, "top_p": 0.95, "top_k": 50})) for _ in range(100))
+    first = next(drawn)
+    assert any(text != first for text in drawn)  # the second one, nearly always
 
 
 def test_who_asks_may_be_said(create: Any, answer: Any) -> None:

@@ -201,10 +201,10 @@ def test_no_process_spins_while_nothing_is_asked(platform: Platform) -> None:
     assert {name: share for name, share in used.items() if share > 0.1} == {}  # who spins takes a whole core
 
 
-def test_ctrl_c_ends_everything_and_leaves_no_shared_memory(
-    start_platform: Callable[..., Platform], tiny_folder: Path
-) -> None:
-    platform = start_platform(options=("--model", str(tiny_folder), "--device", "sim"))
+def test_ctrl_c_ends_everything_and_leaves_no_shared_memory(pair: Platform) -> None:
+    """The last test of its platform, and so is the next one."""
+    platform = pair
+    platform.wait_until_ready()
     processes = platform.tree()
     assert shared_memory(processes) != set()
     platform.complete(WORDS[0], 2)
@@ -214,8 +214,8 @@ def test_ctrl_c_ends_everything_and_leaves_no_shared_memory(
     assert shared_memory(processes) == set()
 
 
-def test_a_killed_supervisor_leaves_no_orphans(start_platform: Callable[..., Platform], tiny_folder: Path) -> None:
-    platform = start_platform(options=("--model", str(tiny_folder), "--device", "sim"))
+def test_a_killed_supervisor_leaves_no_orphans(two_pairs: Platform) -> None:
+    platform = two_pairs
     processes = platform.tree()
     platform.process.kill()
     _, alive = psutil.wait_procs(processes, timeout=200)

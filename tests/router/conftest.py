@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import pytest
 import tokenizers
+import uvicorn
 from simulated_worker import Fault, Output, SimulatedWorker
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
@@ -326,7 +327,11 @@ class Cluster:
             num_pairs = sum(role.serves(LegKind.POOL) for role in roles)
         async with asyncio.timeout(TIMEOUT_S):
             others = [served.fleet for served in self.router.served[1:]]
-            while len(self.router.fleet.pairs()) < num_pairs or not all(fleet.pairs() for fleet in others):
+            while not (
+                len(self.router.fleet.pairs()) >= num_pairs
+                and sum(session.is_open for session in self.router.fleet.sessions()) >= len(own)  # without a pair, too
+                and all(fleet.pairs() for fleet in others)
+            ):
                 await self.router.fleet.wait_for_change()
 
     def _further_model(self, model_id: str, pooling: Pooling | None) -> ServedModel:
@@ -338,6 +343,24 @@ class Cluster:
         await self._running
         for worker in self.workers:
             await worker.stop()
+
+
+class _Often:
+    """asyncio as uvicorn sees it here: its ticks of 0.1 s, two or three of which an end of it takes, are short."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
+        return asyncio.sleep(seconds / 20)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _servers_end_soon() -> Iterator[None]:
+    """Hundreds of clusters end in these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn.server, "asyncio", _Often())
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -58,8 +58,13 @@ def alone(
     pages_per_state: int = 0,
     **limits: Any,
 ) -> Answers:
-    sizes = {"num_pages": NUM_PAGES, "page_size": PAGE_SIZE, "max_requests": 16, "max_tokens_per_request": 256}
-    cache = KvCache(**sizes, pages_per_state=pages_per_state)
+    cache = KvCache(
+        num_pages=NUM_PAGES,
+        page_size=PAGE_SIZE,
+        max_requests=16,
+        max_tokens_per_request=256,
+        pages_per_state=pages_per_state,
+    )
     core = local_core(cache, Limits(256, VOCAB, eos_ids, STEP_TOKENS, 16, **limits))
     stepping = new_stepping(core, runner)
     for _ in range(rounds):

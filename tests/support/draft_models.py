@@ -32,7 +32,8 @@ def with_draft(source: ModelSource, draft: ModelSource) -> ModelSource:
 
 def runner_with_draft(source: ModelSource, draft: ModelSource | None, kv: torch.Tensor) -> ModelRunner:
     """`source` is `with_draft`."""
-    return ModelRunner(source, kv, dtype="float32", attention_backend="cpu", max_loras=2, draft=draft)
+    sizes: dict[str, Any] = {"max_requests": 64, "row_tokens": 1 + MOST}
+    return ModelRunner(source, kv, dtype="float32", attention_backend="cpu", max_loras=2, draft=draft, **sizes)
 
 
 class AskAlways(Drafter):

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 from draft_models import InOneThread
-from every_kind import Answer, Scripted, params_of, prompt_of, replayed
+from every_kind import MAX_DRAFTS, Answer, Scripted, params_of, prompt_of, replayed
 from stepped_engine import PAGE, Engine
 from thread_ranks import Meeting, ThreadCommunicator
 
@@ -24,6 +24,7 @@ from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.scheduler.stepping import TpModelWorkerClient
 from diptych.engine.tensor_parallel.rank_log import draft_from_wire, draft_to_wire, step_from_wire, step_to_wire
 from diptych.engine.values.batch import DraftBatch, ForwardBatch, ForwardMode, SamplingBatch, WaitForResult
+from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.generation.sampling_params import SamplingParams
 from diptych.grammars.compiler import Compiler
 from diptych.tokens.tokenizer import Tokenizer
@@ -33,6 +34,7 @@ NewEngine = Callable[..., Engine]
 ROOMS: Final = range(1, 51)
 NUM_PAGES: Final = 256
 FEW_PAGES: Final = 22  # too few for all that are admitted
+SIZES: Final[Mapping[str, Any]] = {"max_requests": 64, "row_tokens": 1 + MAX_DRAFTS}  # of a runner
 
 
 class Rows:
@@ -58,7 +60,7 @@ OpenRunner = Callable[[ModelSource, torch.Tensor], Any]
 
 
 def one_rank(source: ModelSource, kv: torch.Tensor) -> ModelRunner:
-    return ModelRunner(source, kv, dtype="float32", attention_backend="cpu", max_loras=2)
+    return ModelRunner(source, kv, dtype="float32", attention_backend="cpu", max_loras=2, **SIZES)
 
 
 class TwoRanks:
@@ -112,7 +114,8 @@ def part_of(
     config = ModelPart.of(source, rank).config
     layout = ModelRunner.pool_layout(config, num_pages=shape[0], page_size=PAGE, dtype="float32")
     kv = torch.full(layout.shape, torch.nan)
-    return ModelRunner(source, kv, dtype="float32", attention_backend="cpu", communicator=rank, draft=draft)
+    parts: dict[str, Any] = {"communicator": rank, "draft": draft, **SIZES}
+    return ModelRunner(source, kv, dtype="float32", attention_backend="cpu", **parts)
 
 
 class Serving:
@@ -158,6 +161,8 @@ class Serving:
             num_pages=num_pages,
             compiler=self._compiler,
             tiers=lambda _: [HostTier(num_slots, copier)] if num_slots else [],
+            windows=window_pages(self.source.config, 1),
+            pages_per_state=pages_per_state(self.source.config, 1, "float32", layout),
         )
         if drafter.asks_model:
             drafter.begin(runner.draft_model, engine.cache)

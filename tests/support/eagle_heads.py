@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import tokenizers
 import torch
-from draft_models import AskAlways
+from draft_models import MOST, AskAlways
 from safetensors.torch import load_file, save_file
 from sure_next_layer import ADD_NOTHING, SUCCESSOR
 from torch import Tensor
@@ -63,7 +63,8 @@ def open_both(folders: Folders) -> tuple[ModelSource, ModelSource]:
 def runner_with_head(folders: Folders) -> Any:
     def opened(source: ModelSource, kv: Tensor) -> ModelRunner:
         head = open_both(folders)[1]
-        return ModelRunner(source, kv, dtype="float32", attention_backend="cpu", max_loras=2, draft=head)
+        sizes: dict[str, Any] = {"max_requests": 64, "row_tokens": 1 + MOST}
+        return ModelRunner(source, kv, dtype="float32", attention_backend="cpu", max_loras=2, draft=head, **sizes)
 
     return opened
 

@@ -13,6 +13,7 @@ from every_kind import KINDS, Answer, params_of, prompt_of, replayed
 
 from diptych.checkpoints.source import ModelSource
 from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.generation.sampling_params import SamplingParams
 
 Pair = Any  # the fixture's class of `tests/pd`
@@ -46,7 +47,10 @@ class GuessingPair:
             kv = torch.full(layout.shape, torch.nan)
             return kv.numpy(), new_runner(source, kv)
 
+        one = ModelRunner.pool_layout(source.config, num_pages=1, page_size=PAGE, dtype="float32")
         self.pair = make_pair(
+            pages_per_state=pages_per_state(source.config, 1, "float32", one),
+            windows=window_pages(source.config, 1),
             prefill_pages=NUM_PAGES,
             decode_pages=NUM_PAGES,
             model=model,

@@ -22,9 +22,10 @@ from diptych.architectures.config import DraftLayers
 from diptych.checkpoints.source import ChangedModel, ModelSource, open_model
 from diptych.engine.drafting.ahead import NextLayerSource
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.values.batch import DraftBatch, ForwardBatch, ForwardMode
+from diptych.engine.values.batch import DraftBatch, ForwardBatch, ForwardMode, StateMoves
 
 WORDS: Final = 321
+MAX_ROW: Final = 6
 _SIZES: Final[dict[str, Any]] = {
     "vocab_size": WORDS,
     "hidden_size": 64,
@@ -45,10 +46,19 @@ _SIZES: Final[dict[str, Any]] = {
     "tie_word_embeddings": False,
 }
 _LATENT: Final = {"kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "v_head_dim": 20}
+_NETS: Final = {  # every second layer keeps a state
+    **{"layer_types": ["linear_attention", "full_attention"], "num_key_value_heads": 2, "head_dim": 16},
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
+    **{"num_experts": 6, "shared_expert_intermediate_size": 24},
+}
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "DeepseekV3": _SIZES | _LATENT | {"q_lora_rank": 28, "num_key_value_heads": 4},
+    "Qwen3Next": _SIZES | _NETS,
+    "Qwen3_5Moe": _SIZES | _NETS | {"mtp_num_hidden_layers": 1},
     "Glm4Moe": _SIZES | {"num_key_value_heads": 2, "head_dim": 16, "use_qk_norm": True, "attention_bias": True},
 }
+
+STATELESS: Final = tuple(name for name, settings in FAMILIES.items() if "layer_types" not in settings)
 
 
 def with_next(source: ModelSource) -> ModelSource:
@@ -59,7 +69,9 @@ def with_next(source: ModelSource) -> ModelSource:
 
 def runner_with_next(source: ModelSource, kv: Tensor) -> ModelRunner:
     """`source` is `with_next`."""
-    return ModelRunner(source, kv, dtype="float32", attention_backend="cpu", max_loras=2, draft=source.next_layer())
+    sizes: dict[str, Any] = {"max_requests": 64, "row_tokens": MAX_ROW}
+    draft = source.next_layer()
+    return ModelRunner(source, kv, dtype="float32", attention_backend="cpu", max_loras=2, draft=draft, **sizes)
 
 
 class AskNextLayer(AskAlways):
@@ -72,11 +84,13 @@ def new_model(family: str) -> tuple[Any, MtpLayer]:
     """Return a random model of transformers, and its layer."""
     import transformers
 
-    config = getattr(transformers, f"{family}Config")(**FAMILIES[family])
+    config_name = {"Qwen3_5Moe": "Qwen3_5MoeText"}.get(family, family)
+    config = getattr(transformers, f"{config_name}Config")(**FAMILIES[family])
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     layers = model.model.layers
-    layer = MtpLayer(config, type(layers[-1]), type(model.model.norm), len(layers)).eval()
+    index = len(layers) - 1 if "Qwen" in family else len(layers)  # of one that attends
+    layer = MtpLayer(config, type(layers[-1]), type(model.model.norm), index).eval()
     for name, values in layer.named_parameters():  # some of which it leaves as the memory was
         if "norm" in name:
             values.data.normal_(1.0, 0.2)
@@ -100,11 +114,23 @@ def save(folder: Path, model: Any, layer: MtpLayer, words: Path) -> Path:
     assert layer.post_norm is not None
     own = {"enorm": layer.enorm, "hnorm": layer.hnorm, "eh_proj": layer.eh_proj, "shared_head.norm": layer.post_norm}
     tensors |= {f"{prefix}{name}.weight": each.state_dict()["weight"].clone() for name, each in own.items()}
-    tensors[f"{prefix}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
-    tensors[f"{prefix}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    if "qwen" in model.config.model_type:
+        tensors = {_as_qwen(name, prefix): each for name, each in tensors.items()}
+    else:
+        tensors[f"{prefix}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors[f"{prefix}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     (folder / "tokenizer.json").write_bytes((words / "tokenizer.json").read_bytes())
     return folder
+
+
+def _as_qwen(name: str, prefix: str) -> str:
+    """Return what Qwen3-Next and its successors call a tensor, if it is the layer's."""
+    own = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "shared_head.norm": "norm"}
+    kind = name.removeprefix(prefix).removesuffix(".weight")
+    if not name.startswith(prefix):
+        return name
+    return f"mtp.{own[kind]}.weight" if kind in own else name.replace(prefix, "mtp.layers.0.")
 
 
 def random_folder(folder: Path, family: str, words: Path) -> Path:
@@ -141,6 +167,8 @@ class Served:
         self.kv = torch.full(layout.shape, torch.nan, device=device)
         self.runner = new_runner(source, self.kv)
         self.table = np.arange(1, 13, dtype=np.int32)[None]
+        self.is_recurrent = source.config.recurrent is not None
+        self._slot = self._row_start = 0
 
     def compute(self, tokens: list[int], start: int, end: int, *, row: bool = False, is_there: bool = False) -> None:
         """Compute a part of a text: of a prompt, or a row whose tokens are all sampled behind."""
@@ -155,8 +183,23 @@ class Served:
             seq_lens=np.array([end]),
             extend_lens=np.array([end - start]),
             num_sampled=np.array([end - start if row else 1]),
+            states=self._states(start, end, row=row) if self.is_recurrent else None,
         )
         self.runner.logits(batch)
+
+    def _states(self, start: int, end: int, *, row: bool) -> StateMoves:
+        """What of the row before is in front of `start` came true."""
+        slots, none, pages = np.array([self._slot]), np.zeros(0, np.int64), np.zeros((0, 1), np.int32)
+        late = np.array([start - self._row_start if self._row_start else 0])
+        self._row_start = start if row and end - start > 1 else 0
+        return StateMoves(slots, none if start else slots, none, pages, none, pages, late)
+
+    def begin_like_it(self, num_tokens: int) -> None:
+        """Go on with another request, whose first tokens are there; its state sees them."""
+        self.table = np.array([[1, 2, *range(13, 23)]], np.int32)
+        if self.is_recurrent:
+            self._slot += 1
+            self.compute(TOKENS, 0, num_tokens, is_there=True)
 
     def guess(self, tokens: list[int], count: int) -> list[int]:
         """Guess behind `tokens`, the last of which is not computed yet."""
@@ -191,11 +234,11 @@ def guesses_of(served: Served, by_others: Callable[[Sequence[int], int], list[in
     guess(19, 4)
     served.compute(TOKENS, 18, 19, row=True)
     guess(20, 2)
-    served.table = np.array(
-        [[1, 2, *range(13, 23)]], np.int32
-    )  # of another request, whose first eight tokens are there
+    served.begin_like_it(8)
     served.compute(TOKENS, 8, 17)
     guess(18, 3)
+    if served.is_recurrent:  # whose state would see a token twice
+        return found
     served.compute(TOKENS, 16, 17, is_there=True)  # its last token is computed once more, and written nowhere
     guess(18, 2)
     return found

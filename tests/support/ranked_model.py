@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from page_landing import land
 from thread_ranks import Meeting, ThreadCommunicator
 
 from diptych.checkpoints.shard import Shard
@@ -19,10 +20,9 @@ from diptych.engine.models.adapters.lora_host import LoraHost
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
-from diptych.engine.values.kv_regions import kv_layout
-from diptych.kernels.page_pack import pack_page
+from diptych.engine.values.kv_regions import kv_layout, with_states
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
-from diptych.kvtransfer.plan import Parts, Runs, parts_of, plan
+from diptych.kvtransfer.plan import Parts, parts_of, plan
 from diptych.kvtransfer.transport import PageWrite
 
 Array = np.ndarray[Any, Any]
@@ -69,7 +69,8 @@ class RankedModel:
         whole = self.source.config
         part = whole if self.shape.tp == 1 else ModelPart.of(self.source, self._communicators[rank]).config
         share = HeadShare(rank, self.shape.tp, whole.num_kv_heads)
-        return kv_layout(part, self.num_pages, self.shape.page_size, "float32", share)
+        pages = kv_layout(part, self.num_pages, self.shape.page_size, "float32", share)
+        return with_states(pages, part, "float32")
 
     def _runner(self, rank: int, pool: Array) -> ModelRunner:
         kv = torch.from_numpy(pool.view(np.float32).reshape(self.layouts[rank].shape))
@@ -91,18 +92,8 @@ def write(src: RankedModel, dst: RankedModel, pages: PageWrite) -> int:
         for other, target in enumerate(dst.layouts):
             copies = plan(layout, target)
             for runs in copies.cut(pages) if copies is not None else ():
-                num_bytes += _land(src.kv[:, rank], dst.kv[:, other], runs)
+                num_bytes += land(src.kv[:, rank], dst.kv[:, other], runs)
     return num_bytes
-
-
-def _land(src: Array, dst: Array, runs: Runs) -> int:
-    window = runs.window
-    begin, end = window.src, window.src + window.nbytes
-    sources = runs.src if runs.pack is None else runs.first_tokens
-    for source, target in zip(sources.tolist(), runs.dst.tolist(), strict=True):
-        image = src[source] if runs.pack is None else pack_page(runs.pack, src, runs.src, source)
-        dst[target, window.dst : window.dst + window.nbytes] = image[begin:end]
-    return window.nbytes * len(runs.dst)
 
 
 def parts_from(src: RankedModel, dst: RankedModel) -> list[tuple[Parts, ...]]:

@@ -7,13 +7,15 @@ stale, advanced twice, short of a token, or in another one's pages gives a wrong
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 import numpy as np
 from null_runner import NullRunner, entries, next_token
 
-from diptych.common.arrays import I64, U64
+from diptych.common.arrays import I32, I64, U64
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult, WaitForResult
 
+NO_ENTRIES = np.zeros(0, np.uint64)
 _PRIME = np.uint64(0xD6E8_FEB8_6659_FD93)
 
 
@@ -26,6 +28,7 @@ class RecurrentRunner:
         self._kv = kv
         self._states = states
         self._vocab_size = vocab_size
+        self._rows: dict[int, U64] = {}  # by slot: the tokens of the newest row of several
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
         return self.sample(batch, self.logits(batch), sampling)()
@@ -38,21 +41,37 @@ class RecurrentRunner:
         assert moves is not None
         self._states[moves.cleared] = 0
         if len(moves.read_slots):
-            found = self._kv[moves.read_pages].reshape(len(moves.read_slots), -1)
-            self._states[moves.read_slots] = found[:, : self._states.shape[1]]
+            self._states[moves.read_slots] = self._found(moves.read_pages)
         tokens = self._stateless.logits(batch)
         spans = np.split(entries(batch.input_ids, batch.positions), np.cumsum(batch.extend_lens)[:-1])
-        for slot, span in zip(moves.slots.tolist(), spans, strict=True):
-            for entry in span:
-                self._states[slot] = folded(self._states[slot], entry)
+        if moves.late_lens is not None:
+            for slot, num_late in zip(moves.slots.tolist(), moves.late_lens.tolist(), strict=True):
+                self._states[slot] = self._behind(slot, self._rows.get(slot, NO_ENTRIES)[:num_late])[-1]
+        seen: list[U64] = []  # behind each of the tokens that something is sampled behind
+        for slot, span, num_sampled in zip(moves.slots.tolist(), spans, batch.num_sampled.tolist(), strict=True):
+            states = self._behind(slot, span)
+            seen += states[len(states) - num_sampled :]
+            if num_sampled > 1:
+                self._rows[slot] = span
+            else:
+                self._states[slot] = states[-1]
         if len(moves.written_slots):
-            shape = (*moves.written_pages.shape, *self._kv.shape[1:])
-            states = np.zeros((len(moves.written_slots), math.prod(shape[1:])), self._states.dtype)
-            states[:, : self._states.shape[1]] = self._states[moves.written_slots]
-            self._kv[moves.written_pages] = states.reshape(shape)
-        slots = moves.slots[batch.rows_of(batch.sampled_tokens)]
-        pairs = zip(tokens, (mixed(self._states[slot]) for slot in slots), strict=True)
-        return [(token + state) % self._vocab_size for token, state in pairs]
+            self._keep(moves.written_pages, moves.written_slots)
+        return [(token + mixed(state)) % self._vocab_size for token, state in zip(tokens, seen, strict=True)]
+
+    def _behind(self, slot: int, span: U64) -> list[U64]:
+        """Return a slot's state, and what it would be behind each token of `span`."""
+        return list(accumulate(span, folded, initial=self._states[slot].copy()))
+
+    def _found(self, pages: I32) -> U64:
+        """Return what pages hold, `[num_read, num_cells]`."""
+        return self._kv[pages].reshape(len(pages), -1)[:, : self._states.shape[1]]
+
+    def _keep(self, pages: I32, slots: I64) -> None:
+        shape = (*pages.shape, *self._kv.shape[1:])
+        states = np.zeros((len(slots), math.prod(shape[1:])), self._states.dtype)
+        states[:, : self._states.shape[1]] = self._states[slots]
+        self._kv[pages] = states.reshape(shape)
 
 
 def new_states(num_slots: int, num_cells: int) -> U64:

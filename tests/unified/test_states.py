@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from every_kind import Scripted
 from fleet_games import change_roles, give_up_a_step, grant_to_each_other
 from null_runner import NullRunner
 from recurrent_runner import RecurrentRunner, expected_output, new_states
 from stepped_engine import Engine
 
-from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
-from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.pace.step_pace import StepPace
-from diptych.engine.schedule.running import Drafter
 from diptych.engine.scheduler.stepping import StepGivenUp
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
-from diptych.engine.values.limits import Limits
-from diptych.engine.values.request import Request
-from diptych.engine.values.step import Drafts
 from diptych.unified.core import max_tokens
 
 VOCAB, PAGE, PER_STATE = 1000, 4, 2
@@ -34,13 +27,13 @@ FleetClass = Any  # the fixture's class: test helpers can't be imported
 
 
 def new_fleet(
-    fleet_class: FleetClass, *roles: Role, num_pages: int = 64, overlap: bool = False, per_state: int = PER_STATE
+    fleet_class: FleetClass, *roles: Role, num_pages: int = 64, per_state: int = PER_STATE, **others: Any
 ) -> Any:
     def model(num_pages: int) -> tuple[Any, RecurrentRunner]:
         kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
         return kv, RecurrentRunner(NullRunner(kv, VOCAB), kv, new_states(8, per_state * PAGE), VOCAB)
 
-    return fleet_class(*roles, num_pages=num_pages, overlap=overlap, model=model, pages_per_state=per_state)
+    return fleet_class(*roles, num_pages=num_pages, model=model, pages_per_state=per_state, **others)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -87,18 +80,20 @@ def test_what_began_before_a_change_of_roles_ends_right(
     assert all(fleet.tokens(room) == expected(prompt, 5) for room, prompt in prompts.items())
 
 
-class NoDrafts(Drafter):
-    """Implements `Drafter`."""
-
-    def propose(self, requests: Sequence[Request]) -> Drafts:
-        return {}
-
-
-def test_guesses_are_refused_where_states_would_keep_them() -> None:
-    cache = KvCache(num_pages=20, page_size=4, max_requests=2, max_tokens_per_request=64, pages_per_state=3)
-    limits = Limits(64, VOCAB, frozenset(), max_step_tokens=8, max_requests=2)
-    with pytest.raises(ConfigError, match="guess that was wrong"):
-        DecodeCore(cache, limits, 32, StepPace(limits.mixed_step_s), drafter=NoDrafts())
+def test_guesses_are_right_though_requests_begin_alike_and_roles_change(fleet_class: FleetClass) -> None:
+    """States that others begin with are of prompts, so no guess is in them; those that are handed over, too."""
+    prompts = {room: [*PROMPT[: 12 + room % 3], *[room] * (room % 2)] for room in range(1, 9)}
+    told = {room: expected(prompt, 30) for room, prompt in prompts.items()}
+    fleet = new_fleet(fleet_class, Role.UNIFIED, Role.UNIFIED, num_pages=128, overlap=True, drafter=Scripted(told))
+    for room, prompt in prompts.items():
+        fleet.start(room, prompt, 1 + room % 2, 1 + room // 2 % 2, max_tokens=30)
+        for number in fleet.workers:
+            fleet.advance(number)
+    fleet.serve(1, Role.PREFILL)
+    fleet.serve(2, Role.DECODE)
+    fleet.run()
+    assert {room: fleet.tokens(room) for room in prompts} == told
+    fleet.close()
 
 
 class HalfStep:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from diptych.common.errors import ConfigError
 from diptych.kernels.image import TransferKernels
-from diptych.kvtransfer.layout import PoolLayout
-
-LINE_NBYTES: Final = 128  # what devices copy in
+from diptych.kvtransfer.layout import LINE_NBYTES, PoolLayout
 
 DeviceKind = Literal["cuda", "emulated"]
 

@@ -18,6 +18,7 @@ from diptych.kvtransfer.dtypes import DTYPE_NBYTES
 from diptych.v1 import bootstrap_pb2
 
 KEYS_AND_VALUES: Final = 2  # planes
+LINE_NBYTES: Final = 128  # what devices copy in
 
 Reach = Literal["all", "window", "slot"]
 """What a region keeps of a request: every token, those of the last window, or one state."""
@@ -81,6 +82,7 @@ class PoolLayout:
     regions: tuple[Region, ...]  # in the order in which they lie in a page
     rank: int = 0
     num_ranks: int = 1  # that share the heads of each region
+    state_nbytes: int = 0  # of a state on all ranks, each of which has an equal run of it; 0: pages hold none
 
     @staticmethod
     def kv(
@@ -110,6 +112,11 @@ class PoolLayout:
     @property
     def nbytes(self) -> int:
         return self.num_pages * self.page_nbytes
+
+    @property
+    def share_nbytes(self) -> int:
+        """Bytes of a state that this rank has: a run of the whole, behind those of the ranks before it."""
+        return self.state_nbytes // self.num_ranks
 
     @property
     def num_layers(self) -> int:
@@ -156,6 +163,8 @@ class PoolLayout:
             raise ConfigError(f"a KV pool must have pages and regions, not {self.num_pages} and {len(self.regions)}")
         if self.num_ranks < 1:
             raise ConfigError(f"the heads of a KV pool belong to at least 1 rank, not {self.num_ranks}")
+        if self.state_nbytes < 0 or self.state_nbytes % (LINE_NBYTES * self.num_ranks):
+            raise ConfigError(f"{self.num_ranks} ranks can't share a state of {self.state_nbytes} bytes in whole lines")
         for region in self.regions:
             region.validate(self.page_size)
 
@@ -168,7 +177,7 @@ def layout_to_wire(layout: PoolLayout) -> bootstrap_pb2.KvLayout:
 def layout_from_wire(wire: bootstrap_pb2.KvLayout) -> PoolLayout:
     """Return what it says, for the reader to validate."""
     regions = tuple(map(_region_from_wire, wire.regions))
-    return PoolLayout(wire.num_pages, wire.page_size, regions, wire.rank, wire.num_ranks)
+    return PoolLayout(wire.num_pages, wire.page_size, regions, wire.rank, wire.num_ranks, wire.state_nbytes)
 
 
 def _region_from_wire(wire: bootstrap_pb2.KvRegion) -> Region:

@@ -71,7 +71,8 @@ TRANSITIONS: Final[Mapping[tuple[PageState, Operation], PageState]] = {
 NEEDS_NO_PIN: Final = frozenset({Operation.RELEASE, Operation.UNCACHE, Operation.BEGIN_IMPORT})
 NEEDS_A_PIN: Final = frozenset({Operation.UNPIN})
 
-_NO_ENTRY: Final = -1
+_NO_STATE, _NO_ENTRY = 126, 127  # the state of the null page, and what follows a state that allows no such move
+_FEW: Final = 32  # pages: of fewer a set is sooner made than arrays
 _MAX_PAGES_SHOWN: Final = 8
 
 
@@ -83,11 +84,12 @@ class PagePool:
             raise ValueError(f"a pool needs the null page and at least one more, not {num_pages} pages")
         self._state = np.full(num_pages, PageState.FREE, np.int8)
         self._generation = np.zeros(num_pages, np.uint32)
+        self._state[NULL_PAGE] = _NO_STATE
         self._pins = np.zeros(num_pages, np.int32)
         self._free = np.arange(num_pages - 1, NULL_PAGE, -1, dtype=np.int32)  # a stack: its first num_free entries
         self._num_free = num_pages - 1
-        self._seat = np.zeros(num_pages, np.int32)  # scratch of `_checked`
-        self._table = list(_dense_table())  # a row for each operation
+        self._seat = np.zeros(num_pages, np.int32)  # scratch of `_states_of`
+        self._table = _tables()
 
     @property
     def capacity(self) -> int:
@@ -108,7 +110,7 @@ class PagePool:
         pages = self._free[self._num_free - count : self._num_free][::-1].copy()
         self._apply(Operation.ALLOCATE, pages)
         self._num_free -= count
-        self._generation[pages] += 1
+        self._generation.put(pages, self._generation.take(pages) + 1)
         return pages
 
     def release(self, pages: Pages) -> None:
@@ -149,11 +151,13 @@ class PagePool:
 
     def pinned(self, pages: Pages) -> bool:
         """Tell whether any of the pages has an export pin."""
-        return bool(self._pins[self._checked(pages)].any())
+        self._states_of(pages)
+        return bool(self._pins[pages].any())
 
     def generations(self, pages: Pages) -> npt.NDArray[np.uint32]:
         """Return the generation of each page's latest grant."""
-        return self._generation[self._checked(pages)]
+        self._states_of(pages)
+        return self._generation[pages]
 
     def holds(self, pages: Pages, generations: npt.NDArray[np.uint32]) -> bool:
         """Tell whether every grant `(page, generation)` is still in force. False, not an error, for any nonsense."""
@@ -164,7 +168,7 @@ class PagePool:
 
     def states(self, pages: Pages) -> npt.NDArray[np.int8]:
         """Return the `PageState` of each page."""
-        return self._state[self._checked(pages)]
+        return self._states_of(pages)
 
     def counts(self) -> dict[str, int]:
         """Return the number of pages in each state; `exporting` pages are also counted in theirs."""
@@ -196,16 +200,11 @@ class PagePool:
         return [*self._check_books(), *self._check_claims(claims)]
 
     def _apply(self, operation: Operation, pages: Pages) -> Pages:
-        pages = self._checked(pages)
-        after = self._table[operation][self._state[pages]]
-        wrong = after == _NO_ENTRY
-        if operation in NEEDS_NO_PIN:
-            wrong |= self._pins[pages] > 0
-        if operation in NEEDS_A_PIN:
-            wrong |= self._pins[pages] == 0
-        if np.count_nonzero(wrong):
-            self._refuse(operation, pages, after)
-        self._state[pages] = after
+        after = self._states_of(pages).tobytes().translate(self._table[operation])
+        wrong = _NO_ENTRY in after or (operation in NEEDS_A_PIN and not self._pins.take(pages).all())
+        if wrong or (operation in NEEDS_NO_PIN and np.count_nonzero(self._pins.take(pages))):
+            self._refuse(operation, pages, np.frombuffer(after, np.int8))
+        self._state.put(pages, np.frombuffer(after, np.int8))
         return pages
 
     def _free_pages(self, operation: Operation, pages: Pages) -> None:
@@ -213,17 +212,20 @@ class PagePool:
         self._free[self._num_free : self._num_free + len(pages)] = pages[::-1]
         self._num_free += len(pages)
 
-    def _checked(self, pages: Pages) -> Pages:
-        num_pages = len(pages)
-        if np.count_nonzero(self._in_range(pages)) < num_pages:  # quicker than `all` and `any`, for few and for many
+    def _states_of(self, pages: Pages) -> npt.NDArray[np.int8]:
+        """Return the state of each page, all of which must be pages of this pool, none of them twice."""
+        try:
+            states = self._state.take(pages.astype(np.uint32))  # numbers below 0 are beyond the end, too
+        except IndexError:
+            states = self._state[:1]
+        if _NO_STATE in states.tobytes():
             raise InvalidTransition(f"not pages of this pool: {_shown(pages[~self._in_range(pages)])}")
-        if num_pages > 1:
+        if len(pages) > _FEW or len({*pages.tolist()}) < len(pages):
             # Each page seats its place in the list; of a page listed twice only one place stays seated.
-            places = np.arange(num_pages, dtype=np.int32)
-            self._seat[pages] = places
+            self._seat[pages] = places = np.arange(len(pages), dtype=np.int32)
             if np.count_nonzero(self._seat[pages] != places):
                 raise InvalidTransition(f"pages listed twice: {_shown(pages[self._seat[pages] != places])}")
-        return pages
+        return states
 
     def _in_range(self, pages: Pages) -> npt.NDArray[np.bool_]:
         return (pages > NULL_PAGE) & (pages < len(self._state))
@@ -259,12 +261,10 @@ class PagePool:
             )
 
 
-def _dense_table() -> npt.NDArray[np.int8]:
-    """`TRANSITIONS` as `[operation, state] -> state`, so that one lookup moves many pages."""
-    table = np.full((len(Operation), len(PageState)), _NO_ENTRY, np.int8)
-    for (state, operation), after in TRANSITIONS.items():
-        table[operation, state] = after
-    return table
+def _tables() -> list[bytes]:
+    """`TRANSITIONS` as a row of each operation: at the place of a state, the one after it."""
+    rows = [[TRANSITIONS.get((state, operation), _NO_ENTRY) for state in PageState] for operation in Operation]
+    return [bytes(row).ljust(256, bytes([_NO_ENTRY])) for row in rows]
 
 
 def _joined(claims: Iterable[Pages]) -> Pages:

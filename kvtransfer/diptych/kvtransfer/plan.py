@@ -6,7 +6,7 @@ that both ranks have. Parts land one after the other in the target's region itse
 unpacks it in place once it was verified. Regions with equal pages and heads move as they are, and neighbours among them
 as one run.
 
-Pages that hold bytes and no tokens, as those of a state do, become pages of another size byte by byte.
+Pages that hold a state, and no tokens, become pages of another size or of other ranks by runs of bytes (`state_plan`).
 
 Ranks that outnumber the heads of a region hold copies of them. Each copy at the target has its own senders among the
 copies at the source; several take the target's pages in turns.
@@ -15,31 +15,24 @@ copies at the source; several take the target's pages in turns.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from diptych.kernels.page_pack import HEAD_STEP, U8, PagePack, unpack_page
-from diptych.kvtransfer.device import LINE_NBYTES
-from diptych.kvtransfer.dtypes import DTYPE_NBYTES
 from diptych.kvtransfer.errors import LayoutMismatch, TransferError
-from diptych.kvtransfer.layout import PoolLayout, Region
+from diptych.kvtransfer.layout import LINE_NBYTES, PoolLayout, Region
+from diptych.kvtransfer.runs import ByteWindow, Copy, Runs, cut
+from diptych.kvtransfer.state_plan import StateRun, state_runs
 from diptych.kvtransfer.transport import PageWrite
-
-I64 = npt.NDArray[np.int64]
-
-NO_TOKENS: Final = np.zeros(0, np.int64)
 
 MESSAGE_NBYTES: Final = 480 << 10  # that a message holds of pages; it has whole rows only. As in limits.h, and ...
 PACK_ENTRIES: Final = 16384  # ... as in device.h: images that a device packs in one go, and the pages they are made of
 
 _WORD_NBYTES: Final = 8  # what digests are made of: a word belongs to one part
-_BYTES_ROW_NBYTES: Final = 32 << 10  # at most, of pages that hold no tokens: a message is full of such rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,47 +92,23 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """What one rank writes of one region into the pages of another."""
-
-    pack: PagePack | None  # how an image is made; None: the region moves as it is
-    layers: tuple[int, ...]  # of the model
-    src: int  # where it begins in a page of ours, or in the image; bytes
-    dst: int  # and in the target page
-    layer_nbytes: int
-    turn: int = 0  # this rank sends target page p where p % num_turns == turn
-    num_turns: int = 1
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that land in each target page."""
-        return len(self.layers) * self.layer_nbytes
-
-    def window(self, first_layer: int, end_layer: int) -> ByteWindow:
-        """Return the bytes of the layers `[first_layer, end_layer)` of the model: maybe none."""
-        first, end = bisect_left(self.layers, first_layer), bisect_left(self.layers, end_layer)
-        begin = first * self.layer_nbytes
-        return ByteWindow(self.src + begin, self.dst + begin, (end - first) * self.layer_nbytes)
-
-
-@dataclass(frozen=True, slots=True)
 class Copies:
     """What one rank writes into the pages of another, region by region."""
 
     regions: tuple[Copy, ...]
     num_layers: int  # of the model
-    whole: Copy | None = None  # of pages that hold bytes, not tokens; None: it sends none
+    state: tuple[StateRun, ...] = ()  # of pages that hold a state, not tokens
 
     @property
     def all(self) -> tuple[Copy, ...]:
-        return self.regions if self.whole is None else (*self.regions, self.whole)
+        return (*self.regions, *(run.copy for run in self.state))
 
     def cut(self, write: PageWrite) -> tuple[Runs, ...]:
         """Return what this rank sends of a write. Raises `TransferError` for one that is not of these pages."""
         src, dst = (np.ascontiguousarray(pages, np.int64) for pages in (write.src, write.dst))
         if write.as_bytes:
-            return () if self.whole is None else (_cut(self.whole, self.whole.window(0, 1), src, dst, 0),)
-        return tuple(_cut(copy, window, src, dst, write.skip_tokens) for copy, window in self._windows(write.layers))
+            return tuple(run.cut(src, dst) for run in self.state)
+        return tuple(cut(copy, window, src, dst, write.skip_tokens) for copy, window in self._windows(write.layers))
 
     def _windows(self, layers: tuple[int, int] | None) -> Iterator[tuple[Copy, ByteWindow]]:
         """What of each region moves: neighbours that move as they are, in the same turns, are one."""
@@ -154,26 +123,6 @@ class Copies:
             elif window.nbytes:
                 found.append((copy, window))
         return iter(found)
-
-
-@dataclass(frozen=True, slots=True)
-class ByteWindow:
-    """The bytes that move of each page: at `src` of a page of ours, or of an image, and at `dst` of the peer's page."""
-
-    src: int
-    dst: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Runs:
-    """Runs of bytes of one write, of one region or of several that lie together: one a target page."""
-
-    src: I64  # whole pages: `src[i]` goes to `dst[i]`; packed ones: all that the tokens are in
-    first_tokens: I64  # of each image, among those of `src`; none for whole pages
-    dst: I64
-    window: ByteWindow
-    pack: PagePack | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +175,8 @@ def plan(src: PoolLayout, dst: PoolLayout) -> Copies | None:
     copies = tuple(copy for one, other in pairs if (copy := _copy(one, other)))
     for copy in copies:
         _check_row(copy)
-    return Copies(copies, dst.num_layers, _whole(src, dst)) if copies else None
+    states = state_runs(src, dst)
+    return Copies(copies, dst.num_layers, states) if copies or states else None
 
 
 def parts_of(src: PoolLayout, dst: PoolLayout) -> tuple[Parts, ...]:
@@ -248,6 +198,8 @@ def check(src: PoolLayout, dst: PoolLayout) -> None:
         raise LayoutMismatch(
             f"KV of another model: [layers, planes, KV heads, head size] {_words(src)} and {_words(dst)}"
         )
+    if src.state_nbytes != dst.state_nbytes:
+        raise LayoutMismatch(f"states of another model: {src.state_nbytes} and {dst.state_nbytes} bytes")
     for one, other in zip(*shards, strict=True):
         if not one.equals(other):
             _check_words(one)
@@ -313,32 +265,6 @@ def _copy(src: Shard, dst: Shard) -> Copy | None:
     return Copy(pack, src.region.layers, 0, at, pack.layer_nbytes, turn, num_turns)
 
 
-def _whole(src: PoolLayout, dst: PoolLayout) -> Copy | None:
-    """How the bytes of pages go to pages of any other size, in order: in rows of which both have a whole number.
-
-    A row is a power of two, so it is whole lines, and whole steps of a device's kernels, wherever the pages are.
-    """
-    if (src.rank, src.num_ranks) != (dst.rank, dst.num_ranks):
-        return None
-    if src.page_nbytes == dst.page_nbytes:
-        return Copy(None, (0,), 0, 0, dst.page_nbytes)
-    common, dtype = math.gcd(src.page_nbytes, dst.page_nbytes), src.regions[0].dtype
-    unit = min(common & -common, _BYTES_ROW_NBYTES)
-    pack = PagePack(
-        num_layers=1,
-        head_dim=unit // DTYPE_NBYTES[dtype],
-        src_page_size=src.page_nbytes // unit,
-        src_num_heads=1,
-        src_dtype=dtype,
-        first_head=0,
-        num_heads=1,
-        dst_page_size=dst.page_nbytes // unit,
-        dst_dtype=dtype,
-        num_planes=1,
-    )
-    return Copy(pack, (0,), 0, 0, dst.page_nbytes)
-
-
 def _pack(src: Shard, dst: Shard, first_head: int, end_head: int) -> PagePack:
     region = src.region
     return PagePack(
@@ -364,16 +290,6 @@ def _parts(src: Shard, dst: Shard) -> Parts:
     heads = tuple(end - start for start, end in pairwise(edges))
     head_nbytes = region.head_nbytes(1) // region.num_planes
     return Parts(dst.offset, len(region.layers) * region.num_planes * dst.page_size, head_nbytes, heads)
-
-
-def _cut(copy: Copy, window: ByteWindow, src: I64, dst: I64, skip_tokens: int) -> Runs:
-    mine = dst % copy.num_turns == copy.turn
-    if copy.pack is not None:
-        first_tokens = skip_tokens + np.flatnonzero(mine) * copy.pack.dst_page_size
-        return Runs(src, first_tokens, dst[mine], window, copy.pack)
-    if len(src) != len(dst) or skip_tokens:
-        raise TransferError(f"{len(src)} source pages but {len(dst)} target pages, of one size")
-    return Runs(src[mine], NO_TOKENS, dst[mine], window) if copy.num_turns > 1 else Runs(src, NO_TOKENS, dst, window)
 
 
 def _merged(former: Copy, before: ByteWindow, copy: Copy, window: ByteWindow) -> ByteWindow | None:

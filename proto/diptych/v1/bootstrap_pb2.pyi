@@ -36,18 +36,20 @@ INSTANCE_STATE_DRAINING: InstanceState
 INSTANCE_STATE_GONE: InstanceState
 
 class KvLayout(_message.Message):
-    __slots__ = ("num_pages", "page_size", "regions", "rank", "num_ranks")
+    __slots__ = ("num_pages", "page_size", "regions", "rank", "num_ranks", "state_nbytes")
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     REGIONS_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
+    STATE_NBYTES_FIELD_NUMBER: _ClassVar[int]
     num_pages: int
     page_size: int
     regions: _containers.RepeatedCompositeFieldContainer[KvRegion]
     rank: int
     num_ranks: int
-    def __init__(self, num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[KvRegion, _Mapping]]] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ...) -> None: ...
+    state_nbytes: int
+    def __init__(self, num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[KvRegion, _Mapping]]] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., state_nbytes: _Optional[int] = ...) -> None: ...
 
 class KvRegion(_message.Message):
     __slots__ = ("layers", "num_planes", "num_heads", "head_dim", "dtype", "total_heads", "reach")

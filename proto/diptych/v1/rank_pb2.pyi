@@ -304,7 +304,7 @@ class WindowGroups(_message.Message):
     def __init__(self, num_groups: _Optional[int] = ..., page_tables: _Optional[bytes] = ..., out_slots: _Optional[bytes] = ...) -> None: ...
 
 class StateMoves(_message.Message):
-    __slots__ = ("slots", "cleared", "read_slots", "read_pages", "written_slots", "written_pages", "pages_per_state")
+    __slots__ = ("slots", "cleared", "read_slots", "read_pages", "written_slots", "written_pages", "pages_per_state", "late_lens")
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     CLEARED_FIELD_NUMBER: _ClassVar[int]
     READ_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -312,6 +312,7 @@ class StateMoves(_message.Message):
     WRITTEN_SLOTS_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_PAGES_FIELD_NUMBER: _ClassVar[int]
     PAGES_PER_STATE_FIELD_NUMBER: _ClassVar[int]
+    LATE_LENS_FIELD_NUMBER: _ClassVar[int]
     slots: bytes
     cleared: bytes
     read_slots: bytes
@@ -319,7 +320,8 @@ class StateMoves(_message.Message):
     written_slots: bytes
     written_pages: bytes
     pages_per_state: int
-    def __init__(self, slots: _Optional[bytes] = ..., cleared: _Optional[bytes] = ..., read_slots: _Optional[bytes] = ..., read_pages: _Optional[bytes] = ..., written_slots: _Optional[bytes] = ..., written_pages: _Optional[bytes] = ..., pages_per_state: _Optional[int] = ...) -> None: ...
+    late_lens: bytes
+    def __init__(self, slots: _Optional[bytes] = ..., cleared: _Optional[bytes] = ..., read_slots: _Optional[bytes] = ..., read_pages: _Optional[bytes] = ..., written_slots: _Optional[bytes] = ..., written_pages: _Optional[bytes] = ..., pages_per_state: _Optional[int] = ..., late_lens: _Optional[bytes] = ...) -> None: ...
 
 class ConnectPeer(_message.Message):
     __slots__ = ("peer", "metadata")

@@ -37,6 +37,7 @@ def next_layer(config: ModelConfig) -> ModelConfig:
         joins_rows=True,
         tie_embeddings=False,
         moe=config.moe and replace(config.moe, dense_layers=frozenset()),
+        recurrent=None,  # it attends in every family
         kv_scales=(),
         draft=None,
     )

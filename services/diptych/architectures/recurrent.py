@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+MOST_CHANNELS: Final = 16  # of a short convolution, that are never divided
 
 
 class StatePart(NamedTuple):
@@ -11,6 +14,7 @@ class StatePart(NamedTuple):
 
     shape: tuple[int, ...]  # ranks share the first dimension: heads, or channels
     is_wide: bool  # float32, whatever the model's dtype
+    sections: tuple[int, ...]  # of the first dimension, each of which ranks share
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +35,16 @@ class DeltaNet:
     @property
     def state_parts(self) -> tuple[StatePart, ...]:
         """The newest inputs of the convolution, `[num_channels, conv_width - 1]`; and what the delta rule keeps."""
-        kept = (self.num_value_heads, self.key_dim, self.value_dim)
-        return StatePart((self.num_channels, self.conv_width - 1), is_wide=False), StatePart(kept, is_wide=True)
+        keys, values = self.num_key_heads * self.key_dim, self.num_value_heads * self.value_dim
+        return (
+            StatePart((self.num_channels, self.conv_width - 1), False, (keys, keys, values)),
+            StatePart((self.num_value_heads, self.key_dim, self.value_dim), True, (self.num_value_heads,)),
+        )
+
+    @property
+    def num_units(self) -> int:
+        """Into how many equal parts a state can be cut: key heads with as many value heads each."""
+        return math.gcd(self.num_key_heads, self.num_value_heads)
 
     @property
     def in_size(self) -> int:
@@ -74,7 +86,12 @@ class KimiDelta:
         """
         conv = (self.num_heads, 3 * self.head_dim, self.conv_width - 1)
         kept = (self.num_heads, self.head_dim, self.head_dim)
-        return StatePart(conv, is_wide=False), StatePart(kept, is_wide=True)
+        return StatePart(conv, False, (self.num_heads,)), StatePart(kept, True, (self.num_heads,))
+
+    @property
+    def num_units(self) -> int:
+        """Into how many equal parts a state can be cut."""
+        return self.num_heads
 
     @property
     def in_size(self) -> int:
@@ -120,7 +137,13 @@ class Mamba2:
     def state_parts(self) -> tuple[StatePart, ...]:
         """The newest inputs of the convolution, by groups; and the state of each head."""
         conv = (self.num_groups, self.group_channels, self.conv_width - 1)
-        return StatePart(conv, is_wide=False), StatePart((self.num_heads, self.head_dim, self.state_size), is_wide=True)
+        kept = (self.num_heads, self.head_dim, self.state_size)
+        return StatePart(conv, False, (self.num_groups,)), StatePart(kept, True, (self.num_heads,))
+
+    @property
+    def num_units(self) -> int:
+        """Into how many equal parts a state can be cut: groups with their heads."""
+        return self.num_groups
 
     @property
     def in_size(self) -> int:
@@ -153,7 +176,17 @@ class ShortConv:
     @property
     def state_parts(self) -> tuple[StatePart, ...]:
         """The newest inputs of the convolution."""
-        return (StatePart((self.num_channels, self.conv_width - 1), is_wide=False),)
+        return (StatePart((self.num_channels, self.conv_width - 1), False, (self.num_channels,)),)
+
+    @property
+    def num_units(self) -> int:
+        """Into how many equal parts a state can be cut: blocks of some channels."""
+        return self.num_channels // self.block
+
+    @property
+    def block(self) -> int:
+        """Channels that ranks do not divide: as many where a rank has some of them as where it has all."""
+        return math.gcd(self.num_channels, MOST_CHANNELS)
 
     @property
     def in_size(self) -> int:
@@ -168,7 +201,7 @@ class ShortConv:
     @property
     def heads(self) -> dict[str, int]:
         """What ranks must be able to share, in words."""
-        return {"channels of a short convolution": self.num_channels}
+        return {f"blocks of {self.block} channels of a short convolution": self.num_units}
 
     def of_rank(self, num_ranks: int) -> ShortConv:
         """Return the share of one of several ranks."""

@@ -91,8 +91,9 @@ class Imports:
 
     def _assemble(self, room: DecodeRoom, now_s: float) -> None:
         """The pages are as prefill sent them: several of its ranks may each have sent a part."""
-        if room.is_in_parts and len(room.granted):
-            self._effects.append(UnpackPages(room.request.room, room.peer, room.granted))
+        of_tokens = room.granted[: len(room.granted) - self._cache.pages_per_state]  # a state comes as it is kept
+        if room.is_in_parts and len(of_tokens):
+            self._effects.append(UnpackPages(room.request.room, room.peer, of_tokens))
         else:
             self._accept(room, now_s)
 

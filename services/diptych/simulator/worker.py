@@ -272,11 +272,11 @@ class SimWorker:
     def _start(self, leg: NewLeg) -> Start:
         """Return the request of a leg, as `codec.start_from_wire` makes it."""
         self._call_of[leg.room] = leg.call
-        room_left = max(1, self.core.max_tokens - len(leg.prompt))
+        room_left, params = max(1, self.core.max_tokens - len(leg.prompt)), leg.params
         request = new_request(
             leg.room,
             leg.prompt.ids,
-            replace(leg.params, max_tokens=min(leg.params.max_tokens, room_left)),
+            params if params.max_tokens <= room_left else replace(params, max_tokens=room_left),
             account=Account(leg.tenant),
             life=Life(arrival_s=self._clock.now_s),
             slo=leg.slo,

@@ -10,7 +10,7 @@ import pytest
 
 from diptych.cli.main import main
 from diptych.cli.sizing.simulate import SimulateConfig
-from diptych.engine.values.step_model import H200_LLAMA_8B
+from diptych.engine.values.step_model import H200_LLAMA_8B, StepModel
 from diptych.router.choose.policies import POLICIES
 from diptych.router.config import RouterConfig
 from diptych.router.values.logged_request import LoggedRequest
@@ -38,6 +38,19 @@ def test_a_run_is_repeated_by_the_command_that_it_prints_and_by_the_trace_that_i
     again = ["--trace", str(saved), "--step-model", str(model), "--policy", "pair_cost", "--seed", "3"]
     assert main([*SMALL, *TIERS, *again, "--rate", "0", "--json", str(found)]) == 0
     assert json.loads(found.read_text())["policies"]["pair_cost"] == policies["pair_cost"]
+
+
+def test_a_first_token_is_later_where_steps_are_planned_while_others_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, model = tmp_path / "found.json", tmp_path / "model.json"
+    model.write_text(StepModel(step=0.02, prompt_step=0.02).to_json())
+    late_s = []
+    for words in ([], ["--overlap"]):
+        assert main([*LOAD, "--workers", "1", "--step-model", str(model), *words, "--json", str(found)]) == 0
+        assert ("--overlap" in capsys.readouterr().out.partition("again ")[2]) == bool(words)
+        late_s.append(json.loads(found.read_text())["policies"]["pair_cost"]["ttft_s"]["p50"])
+    assert late_s[1] > late_s[0] + 0.01
 
 
 def test_each_result_stands_beside_its_policy_and_those_that_were_left_out_are_named(

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from diptych.engine.drafting.drafter import MAX_DRAFTS, SourceDrafter
+from diptych.engine.drafting.drafter import SourceDrafter
 from diptych.engine.drafting.record import RequestRecords
 from diptych.engine.drafting.source import NO_GUESS, DraftSource, Guess
 from diptych.engine.drafting.step_costs import KNOWN
 from diptych.engine.values.core_report import SourceCounts
+from diptych.engine.values.limits import MAX_ROW_DRAFTS
 from diptych.engine.values.request import Request, new_request
 from diptych.engine.values.step import Chunk, Step, new_step
 from diptych.generation.request_groups import Hints
@@ -320,7 +321,7 @@ def test_a_guess_begins_with_the_token_that_a_running_step_computes() -> None:
     start = request.num_output_tokens
     [guess] = world.drafter.propose([request]).values()
     assert list(guess) == texts[1][start : start + len(guess)]
-    assert 2 < len(guess) <= MAX_DRAFTS + 1
+    assert 2 < len(guess) <= MAX_ROW_DRAFTS + 1
 
 
 def test_accepted_drafts_are_counted_by_place_and_the_time_that_they_saved() -> None:

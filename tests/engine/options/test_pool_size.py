@@ -92,6 +92,15 @@ def test_states_of_recurrent_layers_are_counted() -> None:
             check_pool(RECURRENT, dataclasses.replace(options, kv_cache_mib=enough - 1), role, "cpu")
 
 
+def test_what_rows_of_drafts_were_given_is_told_beside_states() -> None:
+    """Channels, gates and two numbers of each value head, of 16 tokens of each request."""
+    given = 16 * 4 * (8192 + 32 * 128 + 2 * 32)
+    plain = EngineOptions(kv_cache_mib=6, max_model_len=1024, dtype="float32")
+    for options, nbytes in ((plain, 0), (dataclasses.replace(plain, speculate="suffix"), given)):
+        words = pool_words(RECURRENT, pool_layout(RECURRENT, options), options, 100)
+        assert words.endswith(f"and {100 * (STATE_BYTES + nbytes) / 2**20:,.0f} MiB beside them for states")
+
+
 def test_a_pool_that_holds_no_state_is_refused_with_what_it_takes() -> None:
     with pytest.raises(ConfigError, match=r"hold 0 tokens beside 2 states of a request, but 2 pages .* at least"):
         pool_layout(RECURRENT, EngineOptions(kv_cache_mib=1, dtype="float32"))

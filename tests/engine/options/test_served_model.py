@@ -101,17 +101,22 @@ def test_a_context_that_is_too_short_is_refused(source: ModelSource, tiny_folder
         as_served(longer, options(tiny_folder))
 
 
-def test_layers_with_a_window_that_have_pages_of_their_own_are_refused(source: ModelSource, tiny_folder: Path) -> None:
+def test_its_layers_lie_behind_those_of_groups_that_take_turns_in_a_page(
+    source: ModelSource, tiny_folder: Path
+) -> None:
     windowed = ChangedModel(source, replace(source.config, windows=(0, 8)))
-    with pytest.raises(ConfigError, match="give --kv-windows keep"):
-        as_served(windowed, options(tiny_folder))
-    assert as_served(windowed, options(tiny_folder, kv_windows="keep")).config.draft is not None
+    served = as_served(windowed, options(tiny_folder))
+    assert len(served.config.page_groups) == 2
+    own, behind = pool_layout(served.config, options(tiny_folder)).regions
+    assert (own.layers, behind.layers) == ((0,), (2, 3)), "one place of the first or the second layer"
 
 
-def test_states_are_refused(source: ModelSource, tiny_folder: Path, tiny_recurrent_folder: Path) -> None:
-    with pytest.raises(ConfigError, match="not for models with recurrent layers"):
-        as_served(open_model(str(tiny_recurrent_folder)), options(tiny_folder))
-    with pytest.raises(ConfigError, match="not for models with recurrent layers"):
+def test_a_model_with_states_may_be_guessed_for_and_does_not_guess(
+    source: ModelSource, tiny_folder: Path, tiny_recurrent_folder: Path
+) -> None:
+    served = as_served(open_model(str(tiny_recurrent_folder)), options(tiny_folder, max_model_len=512))
+    assert served.config.draft is not None
+    with pytest.raises(ConfigError, match=r"has recurrent layers.*: give a model without them, or --speculate suffix"):
         as_served(source, options(tiny_recurrent_folder))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,6 +29,7 @@ __all__ = ["device"]
 
 PAGE_SIZE = 16
 MAX_REQUESTS = 128
+MAX_ROW = 6
 
 
 class Driver:
@@ -65,6 +67,7 @@ class Driver:
             attention_backend=backend,
             max_loras=max_loras,
             max_requests=MAX_REQUESTS,
+            row_tokens=MAX_ROW,
             communicator=communicator,
             deterministic=deterministic,
             expert_parallel=expert_parallel,
@@ -75,6 +78,7 @@ class Driver:
         self._pages: dict[int, list[list[int]]] = {}  # of each token page, one of each group
         self._num_freed: dict[int, int] = {}  # token pages
         self._lens: dict[int, int] = {}
+        self._late: dict[int, int] = {}
 
     def extend(self, chunks: Mapping[int, list[int]]) -> Tensor:
         """Compute a chunk of each request; return the logits of the last token of each."""
@@ -83,6 +87,17 @@ class Driver:
     def decode(self, tokens: Mapping[int, int]) -> Tensor:
         """Compute one token of each request; return its logits."""
         return self.runner.logits(self.batch(ForwardMode.DECODE, {row: [token] for row, token in tokens.items()}))
+
+    def verify(self, rows: Mapping[int, list[int]]) -> Tensor:
+        """Compute a row of each request; return the logits behind each token. `keep` says then what came true."""
+        batch = self.batch(ForwardMode.DECODE, rows)
+        return self.runner.logits(replace(batch, num_sampled=batch.extend_lens))
+
+    def keep(self, request: int, num_true: int, row: list[int]) -> None:
+        """The first tokens of a request's row came true; the others were not said."""
+        self._lens[request] -= len(row) - num_true
+        if len(row) > 1:
+            self._late[request] = num_true
 
     @staticmethod
     def greedy(num_samples: int) -> SamplingBatch:
@@ -99,6 +114,7 @@ class Driver:
         num_freed, pages = self._num_freed.pop(request, 0), self._pages.pop(request)
         self._free += [each[0] for each in pages[:num_freed]] + [page for each in pages[num_freed:] for page in each]
         del self._lens[request]
+        self._late.pop(request, None)
 
     def batch(self, mode: ForwardMode, chunks: Mapping[int, list[int]]) -> ForwardBatch:
         starts = {request: self._lens.get(request, 0) for request in chunks}
@@ -130,7 +146,8 @@ class Driver:
         """A request's slot has another number; those that begin are cleared."""
         slots = np.array([request + 1 for request in starts])
         none, pages = np.zeros(0, np.int64), np.zeros((0, self._pages_per_state), np.int32)
-        return StateMoves(slots, slots[np.array(list(starts.values())) == 0], none, pages, none, pages)
+        late = np.array([self._late.pop(request, 0) for request in starts])
+        return StateMoves(slots, slots[np.array(list(starts.values())) == 0], none, pages, none, pages, late)
 
     def _grow(self, request: int, num_tokens: int) -> None:
         pages = self._pages.setdefault(request, [])

@@ -67,6 +67,7 @@ def test_what_is_copied_of_states_arrives_as_it_was_sent(num_copies: tuple[int, 
         read_pages=np.arange(3 * num_read, dtype=np.int32).reshape(num_read, 3),
         written_slots=np.arange(num_written) + 1,
         written_pages=np.arange(3 * num_written, dtype=np.int32).reshape(num_written, 3) + 50,
+        late_lens=np.array([2, 0]) if num_read else None,
     )
     sent = dataclasses.replace(batch(ForwardMode.MIXED, None), states=moves)
     wire = rank_pb2.RankEntry(step=step_to_wire(sent)).SerializeToString()

@@ -51,6 +51,14 @@ def test_a_step_with_prompts_takes_no_less_than_launching_it() -> None:
     assert MODEL.seconds(StepShape(2, 30, 0, 0.0, 0)) < 240, "outputs alone are one launch"
 
 
+def test_all_steps_together_take_as_long_as_they_took_where_stalls_are_shared_out() -> None:
+    shape = StepShape(2, 10, 4, 8.0, 1)
+    slower = MODEL.with_stalls
+    assert slower.seconds(shape) == pytest.approx(1.01 * MODEL.seconds(shape))
+    assert slower.with_stalls == slower
+    assert H200_LLAMA_8B.with_stalls == H200_LLAMA_8B
+
+
 @pytest.mark.parametrize("model", [MODEL, H200_LLAMA_8B, StepModel()])
 def test_a_file_holds_a_model(model: StepModel) -> None:
     assert StepModel.from_json(model.to_json()) == model

@@ -24,10 +24,12 @@ Code = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory) -> Code:
-    """Every kernel: its PTX, and what was said of it."""
+def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Code:
+    """Every kernel: its PTX, and what was said of it. Triton keeps what it compiled, by a digest of its input."""
+    cache = request.config.cache
+    kept = tmp_path_factory.mktemp("triton") if cache is None else cache.mkdir("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    environment["TRITON_CACHE_DIR"] = str(kept)
     command = [sys.executable, str(COMPILER), *map(str, sorted(HERE.glob("*/compile_*.py")))]
     found = json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
     assert isinstance(found, dict)

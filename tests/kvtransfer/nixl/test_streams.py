@@ -5,7 +5,7 @@ from collections import deque
 import numpy as np
 
 from diptych.kvtransfer.nixl.streams import PIECE_NBYTES, Operation, PageCopy, Piece, Streams
-from diptych.kvtransfer.plan import ByteWindow
+from diptych.kvtransfer.runs import ByteWindow
 
 PAGE_NBYTES = PIECE_NBYTES // 4
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,7 +53,8 @@ def test_what_the_user_has_set_stays() -> None:
 def test_images_of_a_state_have_memory_from_the_first_state_on(
     make_child_end: Callable[..., Any], link: Callable[[Any, Any], None], has_nixl: None
 ) -> None:
-    src, dst = (PoolLayout.kv(16, 2, page_size, 2, 32, "bfloat16") for page_size in (16, 4))
+    pages = [PoolLayout.kv(16, 2, page_size, 2, 32, "bfloat16") for page_size in (16, 4)]
+    src, dst = (replace(each, state_nbytes=pages[0].page_nbytes) for each in pages)
     left, right = make_child_end("nixl-shm", 1, src), make_child_end("nixl-shm", 2, dst)
     link(left, right)
     left.fill(1)

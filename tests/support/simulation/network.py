@@ -16,7 +16,7 @@ from diptych.kvtransfer.inproc import InprocNetwork, InprocTransport
 from diptych.kvtransfer.inproc.link import Half, Operation, Stream
 from diptych.kvtransfer.inproc.network import NO_FAULTS
 from diptych.kvtransfer.ownership import Pages
-from diptych.kvtransfer.plan import ByteWindow
+from diptych.kvtransfer.runs import ByteWindow
 
 
 class Observer(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 from recurrent_runner import new_states
 
 from diptych.common.arrays import U64
@@ -16,10 +15,9 @@ from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import PromptCost
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
-from diptych.kvtransfer.digest import add_digests, digest_bytes
-from diptych.kvtransfer.transport import PageIndices
 from diptych.prefill.core import PrefillCore
-from simulation.requests import LAYERS, PAGE, VOCAB
+from simulation.pools import Pools, Shape
+from simulation.requests import VOCAB
 
 PREFILL, DECODE = 1, 2  # instance ids
 
@@ -29,8 +27,13 @@ class Operation:
     """An effect on its way to the other side."""
 
     effect: WritePages | StreamPages | SendNote
-    has_landed: bool = False  # its pages
-    digest: int | None = None  # of them
+    parts: list[int] = field(default_factory=list)  # ranks that have not written what they have of it
+    digest: int = 0  # of what they wrote
+    error: str | None = None
+
+    @property
+    def has_landed(self) -> bool:
+        return not self.parts
 
     @property
     def stream(self) -> int:
@@ -49,7 +52,7 @@ class Side:
 
     role: str
     instance_id: int
-    kv: U64
+    pools: Pools
     states: U64  # [num_slots, num_cells]
     cache: KvCache
     core: PrefillCore | DecodeCore
@@ -65,9 +68,9 @@ class Side:
     completed: list[WriteDone] = field(default_factory=list)  # not heard yet
     news: list[Event] = field(default_factory=list)  # of the link, not heard yet
 
-    def digest(self, pages: PageIndices) -> int:
-        nbytes = self.kv[0].nbytes
-        return add_digests(*(digest_bytes(self.kv[page].tobytes(), page * nbytes) for page in pages.tolist()))
+    @property
+    def kv(self) -> U64:
+        return self.pools.kv
 
     def is_clean(self) -> bool:
         """Nothing is open and no page is held."""
@@ -90,24 +93,23 @@ class Side:
 def new_side(
     role: str,
     instance_id: int,
-    num_pages: int,
     rules: TransferRules,
-    pages_per_state: int = 0,
+    shape: Shape,
     windows: WindowPages = NO_WINDOWS,
 ) -> Side:
-    kv = np.zeros((num_pages, LAYERS, PAGE), dtype=np.uint64)
-    states = new_states(2, pages_per_state * LAYERS * PAGE)
+    pools = Pools.new(shape)
+    states = new_states(2, shape.num_state_cells)
     cache = KvCache(
-        num_pages=num_pages,
-        page_size=PAGE,
+        num_pages=shape.num_pages,
+        page_size=shape.page_size,
         max_requests=2,
         max_tokens_per_request=16,
-        pages_per_state=pages_per_state,
+        pages_per_state=shape.pages_per_state,
         windows=replace(windows, step_tokens=4),
     )
     cost = PromptCost(step_cost=0)  # whose prefix is coming waits, however short it is
     limits = Limits(16, VOCAB, frozenset(), max_step_tokens=4, max_requests=2, prompt_cost=cost)
-    page_nbytes, pace = kv[0].nbytes, StepPace(limits.mixed_step_s)
+    page_nbytes, pace = pools.kv[0].nbytes, StepPace(limits.mixed_step_s)
     if role == "prefill":
-        return Side(role, instance_id, kv, states, cache, PrefillCore(cache, limits, rules, page_nbytes, pace))
-    return Side(role, instance_id, kv, states, cache, DecodeCore(cache, limits, page_nbytes, pace))
+        return Side(role, instance_id, pools, states, cache, PrefillCore(cache, limits, rules, page_nbytes, pace))
+    return Side(role, instance_id, pools, states, cache, DecodeCore(cache, limits, page_nbytes, pace))

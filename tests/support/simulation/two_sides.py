@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from diptych.engine.values.batch import Runner
 from diptych.engine.values.events import (
     AbortRoom,
     CompileGrammar,
@@ -39,6 +40,7 @@ from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.output import Output
 from diptych.kvtransfer.digest import add_digests
 from simulation.layered_runner import LayeredRunner
+from simulation.pools import Shape, StatesOfRanks, all_parts
 from simulation.requests import LAYERS, PAGE, Attempt, Leg, new_attempt
 from simulation.rules import Rules, require
 from simulation.sides import DECODE, PREFILL, Operation, Side, new_side
@@ -80,17 +82,24 @@ class TwoSides:
         *,
         prefill_pages: int,
         decode_pages: int,
-        in_parts: bool = False,
-        pages_per_state: int = 0,
+        num_state_cells: int = 0,
         windows: WindowPages = NO_WINDOWS,
+        page_sizes: tuple[int, int] = (PAGE, PAGE),
+        num_ranks: tuple[int, int] = (1, 1),
     ) -> None:
         self.budget = budget
         self.now_s = 0.0
         self.num_waits = 0
-        rules = TransferRules("always", num_windows=1 if windows.num_groups else LAYERS)
-        self.prefill = new_side("prefill", PREFILL, prefill_pages, rules, pages_per_state, windows)
-        self.decode = new_side("decode", DECODE, decode_pages, rules, pages_per_state, windows)
-        self.decode.lands_in_parts = in_parts
+        shapes = [
+            Shape(*each, num_state_cells)
+            for each in zip((prefill_pages, decode_pages), page_sizes, num_ranks, strict=True)
+        ]
+        self.is_alike = shapes[0][1:] == shapes[1][1:]
+        by_layers = self.is_alike and not windows.num_groups
+        rules = TransferRules("always", num_windows=LAYERS if by_layers else 1)
+        self.prefill = new_side("prefill", PREFILL, rules, shapes[0], windows)
+        self.decode = new_side("decode", DECODE, rules, shapes[1], windows)
+        self.decode.lands_in_parts = any(all_parts(*shapes))
         self.attempts = {
             room: new_attempt(
                 room,
@@ -98,7 +107,7 @@ class TwoSides:
                 2,
                 prefill=PREFILL,
                 decode=DECODE,
-                num_state_cells=pages_per_state * LAYERS * PAGE,
+                num_state_cells=num_state_cells,
                 windows=windows,
             )
             for room, prompt in enumerate(prompts, 1)
@@ -191,13 +200,18 @@ class TwoSides:
                 if not other.news:  # what it has heard of its link comes first
                     yield from self._notes(side, other, operation, operation.effect)
             elif operation.has_landed:
-                yield f"{operation} are complete", partial(self._end_write, side, operation, None)
+                yield f"{operation} are complete", partial(self._end_write, side, operation)
             else:
-                yield f"{operation} land", partial(self._land, operation, is_damaged=False)
-                if self.budget.damages:
-                    yield f"{operation} land damaged", partial(self._land, operation, is_damaged=True)
-                if self.budget.failures:
-                    yield f"{operation} fail", partial(self._fail_write, side, operation)
+                for rank in operation.parts:
+                    yield from self._parts(side, operation, rank)
+
+    def _parts(self, side: Side, operation: Operation, rank: int) -> Iterator[Action]:
+        what = f"{operation} of rank {rank}" if side.pools.shape.num_ranks > 1 else f"{operation}"
+        yield f"{what} land", partial(self._land, operation, rank, is_damaged=False)
+        if self.budget.damages:
+            yield f"{what} land damaged", partial(self._land, operation, rank, is_damaged=True)
+        if self.budget.failures:
+            yield f"{what} fail", partial(self._fail_write, side, operation, rank)
 
     def _notes(self, side: Side, other: Side, operation: Operation, effect: SendNote) -> Iterator[Action]:
         yield f"{operation} arrives", partial(self._arrive, side, other, operation, effect)
@@ -222,27 +236,33 @@ class TwoSides:
 
     # the link
 
-    def _land(self, operation: Operation, *, is_damaged: bool) -> bool:
+    def _land(self, operation: Operation, rank: int, *, is_damaged: bool) -> bool:
         effect = operation.effect
         assert not isinstance(effect, SendNote)
-        operation.has_landed = True
-        for src, dst in zip(effect.write.src.tolist(), effect.write.dst.tolist(), strict=True):
-            self.rules.copied(PREFILL, DECODE, src, dst, range(LAYERS), effect.flow.stream)
-            self.decode.kv[dst] = self.prefill.kv[src]
-        operation.digest = self.decode.digest(effect.write.dst)
+        operation.parts.remove(rank)
+        write, stream = effect.write, effect.flow.stream
+        if self.is_alike:
+            for src, dst in zip(write.src.tolist(), write.dst.tolist(), strict=True):
+                self.rules.copied(PREFILL, DECODE, src, dst, range(LAYERS), stream)
+        else:
+            for dst in write.dst.tolist():
+                self.rules.converted(PREFILL, DECODE, write.src.astype(np.int32), dst, stream)
+        operation.digest = add_digests(operation.digest, self.prefill.pools.write(rank, self.decode.pools, write))
         if is_damaged:
             self.budget = replace(self.budget, damages=self.budget.damages - 1)
-            self.decode.kv[effect.write.dst[0], 0, 0] ^= np.uint64(1)
+            self.decode.kv[write.dst[0], 0, 0] ^= np.uint64(1)
         return True
 
-    def _fail_write(self, side: Side, operation: Operation) -> bool:
-        """It fails alone, as one that took too long."""
+    def _fail_write(self, side: Side, operation: Operation, rank: int) -> bool:
+        """A rank's part fails alone, as one that took too long; those of others may land yet."""
         self.budget = replace(self.budget, failures=self.budget.failures - 1)
         side.broken.add(operation.stream)
-        return self._end_write(side, operation, "failed")
+        operation.parts.remove(rank)
+        operation.error = "failed"
+        return self._end_write(side, operation) if operation.has_landed else True
 
-    def _end_write(self, side: Side, operation: Operation, error: str | None) -> bool:
-        effect = operation.effect
+    def _end_write(self, side: Side, operation: Operation) -> bool:
+        effect, error = operation.effect, operation.error
         assert not isinstance(effect, SendNote)
         side.wire.remove(operation)
         digest = operation.digest if error is None else None
@@ -304,8 +324,9 @@ class TwoSides:
     def _read(self, side: Side, effect: DigestPages | UnpackPages) -> bool:
         side.reading.remove(effect)
         if isinstance(effect, UnpackPages):
+            side.pools.put_together(self.prefill.pools.shape, effect.pages)
             return self._handle(side, PagesUnpacked(effect.room, None))
-        return self._handle(side, PagesDigested(effect.room, side.digest(effect.pages)))
+        return self._handle(side, PagesDigested(effect.room, side.pools.digest(effect.pages)))
 
     def _handle(self, side: Side, event: Event) -> bool:
         side.core.handle(event, self.now_s)
@@ -317,14 +338,19 @@ class TwoSides:
         moved = self._perform(side)
         if batch is None:
             return moved
-        runner = new_calculator(LayeredRunner(side.kv), side.kv, side.states, side.cache.windows)
-        result = runner.execute(batch, side.core.sampling())
+        result = self._runner(side).execute(batch, side.core.sampling())
         following, side.following = side.following, []
         for effect in following:
             self._post(side, effect)
         side.core.commit(result, self.now_s)
         self._perform(side)
         return True
+
+    def _runner(self, side: Side) -> Runner:
+        plain = LayeredRunner(side.kv)
+        if side.states.size and not self.is_alike:
+            return StatesOfRanks(plain, side.pools, side.states)
+        return new_calculator(plain, side.kv, side.states, side.cache.windows)
 
     def _hurry(self) -> bool:
         self.budget = replace(self.budget, hurries=self.budget.hurries - 1)
@@ -355,7 +381,8 @@ class TwoSides:
 
     def _post(self, side: Side, effect: WritePages | StreamPages | SendNote) -> None:
         if side.is_linked:
-            side.wire.append(Operation(effect))
+            ranks = () if isinstance(effect, SendNote) else range(side.pools.shape.num_ranks)
+            side.wire.append(Operation(effect, list(ranks)))
         elif not isinstance(effect, SendNote):
             side.news.append(WriteDone(effect.room, "no link"))
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from diptych.kvtransfer.conversation import Conversation, Frame, Note
-from diptych.kvtransfer.plan import Copies, Runs
+from diptych.kvtransfer.plan import Copies
+from diptych.kvtransfer.runs import Runs
 from diptych.kvtransfer.transport import InstanceId
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from diptych.kernels.page_pack import PagePack
 from diptych.kvtransfer.digest import add_digests
-from diptych.kvtransfer.plan import ByteWindow
+from diptych.kvtransfer.runs import ByteWindow
 
 PIECE_NBYTES: Final = 2 << 20  # of one post, unless a page is larger: other streams and heartbeats wait behind it
 

@@ -26,9 +26,10 @@ from diptych.kvtransfer.nixl.engine import Engine, NixlOptions
 from diptych.kvtransfer.nixl.link import Link
 from diptych.kvtransfer.nixl.memory import Memory
 from diptych.kvtransfer.nixl.streams import Operation, PageCopy
-from diptych.kvtransfer.plan import Conversion, Copies, Parts, Runs
+from diptych.kvtransfer.plan import Conversion, Copies, Parts
 from diptych.kvtransfer.pool import HostPool, OwnWork, check_pages, num_pages_to_allocate
 from diptych.kvtransfer.process import is_gone, is_visible, own_identity
+from diptych.kvtransfer.runs import Runs
 from diptych.kvtransfer.transport import (
     InstanceId,
     LinkDown,

@@ -11,8 +11,9 @@ from diptych.kernels.page_pack import PartsStruct, pack_struct, parts_struct
 from diptych.kvtransfer.errors import NoteTooLong, PageOutOfRange, PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.metadata import EngineMetadata
-from diptych.kvtransfer.plan import Parts, Runs
+from diptych.kvtransfer.plan import Parts
 from diptych.kvtransfer.pool import num_pages_to_allocate
+from diptych.kvtransfer.runs import Runs
 from diptych.kvtransfer.transport import InstanceId, LinkInfo
 from diptych.kvtransfer.ucx import binding
 from diptych.kvtransfer.ucx.options import UcxOptions, offers_remote_access, ucx_settings

@@ -208,10 +208,11 @@ async def run(serving: Serving, stop: event_loop.Stop, *, linger_s: float, drain
         serving.picker.leave()
         await wait_or_timeout(stop.hurry, linger_s)
         serving.health.close()  # who watches it would hold up the end
-        ending = asyncio.create_task(serving.server.stop(drain_s))
-        hurrying = asyncio.create_task(stop.hurry.wait())
-        await asyncio.wait((ending, hurrying), return_when=asyncio.FIRST_COMPLETED)
-        hurrying.cancel()
+        if drain_s > 0 and not stop.hurry.is_set():  # gRPC crashes where the end of a grace meets a stop without one
+            ending = asyncio.create_task(serving.server.stop(drain_s))
+            hurrying = asyncio.create_task(stop.hurry.wait())
+            await asyncio.wait((ending, hurrying), return_when=asyncio.FIRST_COMPLETED)
+            hurrying.cancel()
     finally:
         for task in tasks:
             task.cancel()

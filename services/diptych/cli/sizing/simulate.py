@@ -86,6 +86,9 @@ class SimulateConfig:
     max_step_tokens: int = option(8192, help="tokens of prompts that a step computes", group="platform")
     max_requests: int = option(256, help="requests that a worker runs at once", group="platform")
     mixed_step_ms: float = option(100.0, help="longest step that has prompts beside running requests", group="platform")
+    overlap: bool = option(
+        False, help="steps are planned while others run, as on GPUs: a first token is a step later", group="platform"
+    )
     tp: int = option(
         1, help="GPUs of a worker, for GPU-hours; the step model is that of all together", group="platform"
     )
@@ -217,6 +220,7 @@ def worker_of(config: SimulateConfig) -> WorkerSetup:
         kv_token_bytes=config.kv_token_bytes,
         link_bytes_per_s=config.link_gb_per_s * 1e9,
         num_gpus=config.tp,
+        overlap=config.overlap,
         pin_share=config.pin_share,
     )
 
@@ -274,7 +278,7 @@ def _step_model(name: str) -> StepModel:
     if name == H200:
         return H200_LLAMA_8B
     try:
-        return StepModel.from_json(Path(name).expanduser().read_text(encoding="utf-8"))
+        return StepModel.from_json(Path(name).expanduser().read_text(encoding="utf-8")).with_stalls
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"--step-model: {name} can't be read ({error}); give {H200}, or a file of `diptych fit`"

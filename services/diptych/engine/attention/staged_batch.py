@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -33,6 +34,26 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """Tokens that a recurrent layer mixes at once."""
+
+    tokens: Tensor  # int64: where they are, one request's after the other's
+    batch: StagedBatch  # of their requests alone, as far as such layers read it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trials:
+    """How the tokens of a step take turns in recurrent layers, where some requests have rows of several tokens."""
+
+    late: Sequence[Turn]  # that came true in the step before: `tokens` are places in what was kept of it
+    others: Sequence[Turn]  # requests without such rows
+    rows: Sequence[Turn]  # whose slots count the requests that have them
+    slots: Tensor  # int64: these requests' own
+    tokens: Tensor  # int64: all tokens of these rows
+    places: Tensor  # int64: where what they are given is kept
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StagedBatch:
     """`host`, and its arrays on the device of the KV pool.
 
@@ -50,6 +71,7 @@ class StagedBatch:
     extend_starts: Tensor  # int32 [batch_size + 1]: first token of each request, and their number
     logits_rows: Tensor  # int64 [num_rows]: tokens whose logits are wanted: those to sample from, then prompt rows
     state_slots: Tensor | None = None  # int64 [batch_size]: of requests, in recurrent models
+    trials: Trials | None = None  # in recurrent models; None: no row has several tokens, or had in the step before
     window_tables: Tensor | None = None  # int32 [num_groups, batch_size, max_pages]: see `WindowGroups`
     window_slots: Tensor | None = None  # int64 [num_groups, num_tokens]
     adapters: TokenTiles | None = None  # of all tokens, on GPUs; None: nobody has one

@@ -672,5 +672,5 @@ class KvCache:
         self._free_rows.append(request.row)
         request.node, request.row, request.num_pages = None, -1, 0
         request.computed_len = request.cached_len = 0
-        request.state_from, request.cuts = None, ()
+        request.state_from, request.late_len, request.cuts = None, 0, ()
         request.snapshots.clear()

@@ -21,11 +21,11 @@ from diptych.engine.drafting.source import NO_GUESS, DraftSource, Guess
 from diptych.engine.drafting.step_timer import Launched, StepTimer
 from diptych.engine.drafting.survival import RequestSurvival, Survival
 from diptych.engine.values.core_report import DraftReport, SourceCounts
+from diptych.engine.values.limits import MAX_ROW_DRAFTS
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Drafts, Step
 from diptych.generation.request_groups import DRAFT_SOURCES
 
-MAX_DRAFTS: Final = 15  # of a request: 16 rows of it
 NOBODY: Final = -1
 OFF: Final = "off"
 
@@ -72,7 +72,7 @@ class SourceDrafter:
         sources: Mapping[str, DraftSource],
         clock: Callable[[], float],
         most_drafts: int,
-        max_drafts: int = MAX_DRAFTS,
+        max_drafts: int = MAX_ROW_DRAFTS,
         ahead: AheadSource | None = None,
     ) -> None:
         """A step has at most `most_drafts`, each request `max_drafts`. `clock` says what asking takes, in seconds.

@@ -20,6 +20,8 @@ from diptych.engine.models.layers.buffers import Buffers, Widths
 from diptych.engine.models.layers.layer_communicator import LayerCommunicator, Stream
 from diptych.engine.models.layers.layer_end import PerLayerInputs
 from diptych.engine.models.layers.norm import Norm, new_norm
+from diptych.engine.models.layers.recurrent import trials
+from diptych.engine.models.layers.recurrent.trials import LayerStates
 from diptych.engine.models.layers.row_joint import HeadJoint, RowJoint
 from diptych.engine.models.matrices.matrix import Matrix
 from diptych.engine.models.matrices.weights import Weights
@@ -28,14 +30,6 @@ from diptych.engine.models.vision_tower import VisionTower
 from diptych.engine.values.batch import OnLayer
 
 ENDS: Final = 0  # a part of a model; layer i is part 1 + i
-
-
-class States(Protocol):
-    """What recurrent layers keep of requests, a slot each."""
-
-    def of(self, layer: int) -> tuple[Tensor, ...]:
-        """Return the parts that `layer` keeps, `[num_slots, ...]` each."""
-        ...
 
 
 class Rows(Protocol):
@@ -143,7 +137,7 @@ class Decoder:
         attention: PhasedAttention,
         on_layer: OnLayer | None = None,
         pieces: Pieces | None = None,
-        states: States | None = None,
+        states: LayerStates | None = None,
         rows: Rows | None = None,
     ) -> Tensor:
         """Run the new tokens of `batch`; return the logits `[num_rows, vocab_size]` of its `logits_rows`.
@@ -224,14 +218,14 @@ class Decoder:
         index: int,
         batch: StagedBatch,
         attention: PhasedAttention,
-        states: States | None,
+        states: LayerStates | None,
         own: Buffers,
     ) -> None:
         """What a layer makes of each token and of those before it."""
         layer = layers[index]
         if layer.mixer is not None:
             assert states is not None
-            layer.mixer.mix(own.projected, states.of(index), batch, own.mixed)
+            trials.mix(layer.mixer, index, own.projected, states, batch, own.mixed)
         if index not in self._places:
             return
         if layer.growth is not None:

@@ -21,7 +21,7 @@ from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.layer_constants import angle_table
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.attention.torch_backend import rotate, turns
-from diptych.engine.models.decoder import States
+from diptych.engine.models.layers.recurrent.trials import LayerStates
 from diptych.engine.models.matrices.weights import Weights
 from diptych.engine.models.pieces import Pieces
 from diptych.engine.values.batch import OnLayer
@@ -58,7 +58,7 @@ class EncoderModel:
         attention: PhasedAttention,
         on_layer: OnLayer | None = None,
         pieces: Pieces | None = None,
-        states: States | None = None,
+        states: LayerStates | None = None,
         rows: object = None,
     ) -> Tensor:
         """Return the hidden states `[num_rows, hidden_size]` of `logits_rows`; see `Decoder.forward`."""

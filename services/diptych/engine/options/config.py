@@ -23,7 +23,7 @@ from diptych.engine.options.speculation import parse_speculate
 from diptych.engine.options.store_url import check_store
 from diptych.engine.schedule.pace.step_sizes import GivenSizes
 from diptych.engine.tensor_parallel.transfers.rank_id import rank_id
-from diptych.engine.values.limits import MAX_DRAFTS, PIN_SHARE, RETRACTED_S, Scheduling
+from diptych.engine.values.limits import MAX_DRAFTS, MAX_ROW_DRAFTS, PIN_SHARE, RETRACTED_S, Scheduling
 from diptych.engine.values.policy_names import EvictionPolicy, SchedulePolicy
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.request_groups import NO_DRAFTS
@@ -318,6 +318,11 @@ class EngineOptions:
     def max_drafts(self) -> int:
         """How many a step verifies at most, of all its requests."""
         return 0 if self.speculate == NO_DRAFTS else MAX_DRAFTS
+
+    @property
+    def row_tokens(self) -> int:
+        """How many tokens a step computes at most of a request that continues, its newest one among them."""
+        return 1 if self.speculate == NO_DRAFTS else 1 + MAX_ROW_DRAFTS
 
     @property
     def num_lora_slots(self) -> int:

@@ -11,11 +11,19 @@ from diptych.architectures.fair_shares import check_divides
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.engine.schedule.pace.step_sizes import REQUEST_TOKENS, usual
-from diptych.engine.values.kv_regions import kv_layout, pages_per_state, state_nbytes, window_pages
+from diptych.engine.values.kv_regions import (
+    given_nbytes,
+    kv_layout,
+    pages_per_state,
+    state_nbytes,
+    window_pages,
+    with_states,
+)
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
 
 if TYPE_CHECKING:
     from diptych.architectures.config import ModelConfig
+    from diptych.architectures.recurrent import Recurrent
     from diptych.engine.options.config import EngineOptions
     from diptych.engine.options.device_kind import DeviceKind
 
@@ -29,7 +37,7 @@ def pool_layout(model: ModelConfig, options: EngineOptions, share: HeadShare | N
 
     Raises `ConfigError` for one in which no request of `max_model_len` would ever fit.
     """
-    one = whole_layout(model, options.page_size, options.kv_dtype, share)
+    one = with_states(whole_layout(model, options.page_size, options.kv_dtype, share), model, options.dtype)
     layout = replace(one, num_pages=options.kv_cache_mib * MIB // one.page_nbytes)
     _check_holds(model, layout, options, 1)
     layout.validate()
@@ -60,8 +68,14 @@ def pool_words(model: ModelConfig, layout: PoolLayout, options: EngineOptions, m
         return f"{pages}, of which a request has up to {most_live} for windows while it is decoded"
     if model.recurrent is None:
         return pages
-    nbytes = max_requests * state_nbytes(model.recurrent.of_rank(options.tp), options.dtype)
+    nbytes = max_requests * request_state_nbytes(model.recurrent.of_rank(options.tp), options)
     return f"{pages}, and {nbytes / MIB:,.0f} MiB beside them for states"
+
+
+def request_state_nbytes(recurrent: Recurrent, options: EngineOptions) -> int:
+    """Return what a request that runs has beside its pages: its state, and with drafts what a row was given."""
+    of_row = options.row_tokens * given_nbytes(recurrent, options.dtype) if options.row_tokens > 1 else 0
+    return state_nbytes(recurrent, options.dtype) + of_row
 
 
 def check_pool(model: ModelConfig, options: EngineOptions, role: Role, device: DeviceKind) -> None:

@@ -67,14 +67,9 @@ def _opened(source: ModelSource, options: EngineOptions, guessing: Speculation) 
 def _check_pages(source: ModelSource, draft: ModelSource, name: str) -> None:
     """`name`: of the source that guesses."""
     main, own = source.config, draft.config
-    if main.recurrent is not None or own.recurrent is not None:
-        words = "a guess that was wrong can't be taken out of the state of a recurrent layer again"
-        raise ConfigError(f"--speculate {name} is not for models with recurrent layers: {words}")
-    if len(main.page_groups) > 1:
-        raise ConfigError(
-            f"--speculate {name} needs one page for all layers, and layers of {main.model_id} with a window have their"
-            " own: give --kv-windows keep"
-        )
+    if own.recurrent is not None:
+        words = f"{own.model_id} has recurrent layers, whose state would be of guesses"
+        raise ConfigError(f"--speculate {name}: {words}: give a model without them, or --speculate suffix")
     if own.context_len < main.context_len:
         words = f"{own.model_id} takes {own.context_len} tokens and can't guess behind {main.context_len}"
         raise ConfigError(f"--speculate draft: {words}: give --max-model-len {own.context_len}, or another draft model")

@@ -84,7 +84,12 @@ def behind(on_layer: OnLayer | None, draft: LoadedModel) -> OnLayer | None:
 
 
 def known(batch: ForwardBatch, draft: LoadedModel) -> ForwardBatch:
-    """Return a step with tokens that the draft model has: models of one tokenizer may pad their vocabularies unlike."""
+    """Return a step as the draft model sees it, whose layers keep all tokens, in the pages of the text.
+
+    Its tokens are such as it has: models of one tokenizer may pad their vocabularies unlike.
+    """
+    if batch.window_groups is not None or batch.states is not None:
+        batch = replace(batch, window_groups=None, states=None)
     last = draft.config.vocab_size - 1
     if batch.input_ids.max(initial=0) <= last:
         return batch

@@ -59,6 +59,7 @@ class ModelOptions:
     max_loras: int = 0
     max_lora_rank: int = 16  # on GPUs
     max_requests: int = 1  # that hold KV at once: each has a state, in models with recurrent layers
+    row_tokens: int = 1  # of the longest row that a request may have, with its drafts
     deterministic: bool = False  # a token's bits do not depend on what else is in its step
     expert_parallel: bool = False  # ranks have whole experts
 
@@ -113,7 +114,8 @@ class LoadedModel:
         with torch.inference_mode():
             kinds = _kinds(self.config.attending, self.main, kv, self.options, self.sinks)
             attention, capture = _choose(kinds, self.options).attention, AttentionCapture(self.config, kinds)
-            states = self.states.on(kv) if self.states else _new_states(self.config, kv, self.options)
+            made = self.options, self.blueprint.ops
+            states = self.states.on(kv) if self.states else _new_states(self.config, kv, *made)
             draft, images = self.draft and self.draft.on(kv), self.images and self.images.on(kv)
             return replace(self, attention=attention, capture=capture, states=states, draft=draft, images=images)
 
@@ -251,7 +253,7 @@ def load_model(
         loras=loras,
         sampler=backend.sampler,
         attention=backend.attention,
-        states=_new_states(part.config, kv, options),
+        states=_new_states(part.config, kv, options, ops),
         sinks=sinks,
         communicator=communicator,
         capture=AttentionCapture(part.config, kinds),
@@ -277,8 +279,19 @@ def _new_images(decoder: Decoder | EncoderModel, kv: Tensor) -> EncodedImages | 
     return EncodedImages(tower, kv)
 
 
-def _new_states(config: ModelConfig, kv: Tensor, options: ModelOptions) -> SlotStates | None:
-    return SlotStates(config, kv, options.max_requests, options.dtype) if config.recurrent else None
+def _new_states(config: ModelConfig, kv: Tensor, options: ModelOptions, ops: Ops) -> SlotStates | None:
+    if config.recurrent is None:
+        return None
+    check_rows(config, options.row_tokens, kv.device)
+    sizes = options.max_requests, options.dtype, options.row_tokens
+    return SlotStates(config, kv, *sizes, by_token=ops.mixes_by_token)
+
+
+def check_rows(config: ModelConfig, row_tokens: int, device: torch.device) -> None:
+    """Raises `ConfigError` for a model whose layers can't compute rows of so many tokens."""
+    if config.recurrent is not None and row_tokens > 1 and device.type != "cpu":
+        words = "rows of several tokens are not computed by recurrent layers on GPUs yet"
+        raise ConfigError(f"--speculate is not for {config.model_id}: {words}: give --speculate off, or --device cpu")
 
 
 def _check_fixed_order(config: ModelConfig, num_ranks: int) -> None:

@@ -328,6 +328,7 @@ class ModelLoader:
             max_loras=options.num_lora_slots,
             max_lora_rank=options.max_lora_rank,
             max_requests=self.chosen.sizes.max_requests + PROMPT_ROWS,
+            row_tokens=options.row_tokens,
             deterministic=options.deterministic,
             expert_parallel=options.expert_parallel,
         )

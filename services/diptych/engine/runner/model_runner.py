@@ -72,6 +72,7 @@ class ModelRunner:
         max_loras: int = 0,
         max_lora_rank: int = 16,
         max_requests: int = 1,
+        row_tokens: int = 1,
         communicator: Communicator | None = None,
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
         deterministic: bool = False,
@@ -83,6 +84,8 @@ class ModelRunner:
         """With a `communicator` load one rank's part; `kv` is then the pool of that part.
 
         `draft` guesses for the model; its layers are `source.config.draft`. `taking`: from whom weights may come.
+
+        `row_tokens`: of the longest row that a request may have, with its drafts.
 
         `decode_attention_backend` is for steps without prompts; None: as the others. `layer_listener` is asked before
         each step who is to hear of its layers. `on_tower_layer` hears of each layer of the tower: images take long.
@@ -97,6 +100,7 @@ class ModelRunner:
             max_loras=max_loras,
             max_lora_rank=max_lora_rank,
             max_requests=max_requests,
+            row_tokens=row_tokens,
             deterministic=deterministic,
             expert_parallel=expert_parallel,
         )
@@ -140,6 +144,7 @@ class ModelRunner:
             if states is not None:
                 batch = states.before(batch)
             staged = self.model.with_images(stage(batch, self._device), self._on_tower_layer)
+            staged = staged if states is None else states.staged(staged)
             self.model.attention.init_forward_metadata(staged)
             rows = logits_rows(batch) if self.model.pooler is None else self.model.pooler.rows(batch)
             capture = self.model.capture.of_step(batch)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diptych.common.arrays import I64
 from diptych.engine.attention.staged_batch import stage
-from diptych.engine.runner.draft_model import CpuDraftModel, behind
+from diptych.engine.runner.draft_model import CpuDraftModel, behind, known
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.runner.row_places import FIRST_OF_STEP, RowPlaces
 from diptych.engine.values.batch import DraftBatch, ForwardBatch, OnLayer
@@ -30,7 +30,8 @@ class CpuNextLayer(CpuDraftModel):
         self.places = RowPlaces(model.rows.page_size)
 
     def _follow(self, batch: ForwardBatch, on_layer: OnLayer | None) -> None:
-        staged = stage(replace(batch, rows_before=self.places.begin(batch)), self._device)
+        joined = replace(batch, rows_before=self.places.begin(batch))
+        staged = stage(known(joined, self._model), self._device)
         self._rows.keep(self.places.keep(batch))
         self._model.attention.init_forward_metadata(staged)
         of_nothing = replace(staged, logits_rows=staged.logits_rows[:0])

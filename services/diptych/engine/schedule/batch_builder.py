@@ -133,7 +133,7 @@ def _build_decode(
 
 
 def _state_moves(requests: Sequence[Request], chunks: Sequence[Chunk], pages_per_state: int) -> StateMoves | None:
-    """Return where the states of a step's requests come from, and which copies `chunks` are to leave."""
+    """Return where the states of a step's requests come from, what they lack, and which copies `chunks` leave."""
     if not pages_per_state:
         return None
     begun = [(request.row, request.state_from) for request in requests if request.state_from is not None]
@@ -143,11 +143,13 @@ def _state_moves(requests: Sequence[Request], chunks: Sequence[Chunk], pages_per
         for snapshot in chunk.request.snapshots
         if snapshot.num_tokens == chunk.start + chunk.num_tokens
     ]
+    late_lens = [request.late_len for request in requests]
     return StateMoves(
         np.array([request.row for request in requests], dtype=np.int64),
         np.array([row for row, pages in begun if not len(pages)], dtype=np.int64),
         *_copies([(row, pages) for row, pages in begun if len(pages)], pages_per_state),
         *_copies(written, pages_per_state),
+        np.array(late_lens, dtype=np.int64) if any(late_lens) else None,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.values.limits import MAX_ROW_DRAFTS
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Drafts
 
@@ -56,7 +57,7 @@ class DecodeBatch:
         for request, guess in guesses:
             begin, end = request.computed_len + 1, request.num_pages * page_size
             allowed = guess if request.matcher is None else guess[: request.matcher.count_allowed(guess)]
-            fitting = min(most, request.max_len - 1 - begin, end + page_size - begin)
+            fitting = min(most, MAX_ROW_DRAFTS, request.max_len - 1 - begin, end + page_size - begin)
             if fitting > 0 and (drafts := allowed[begin - request.num_tokens :][:fitting]):
                 admitted[request.room] = drafts
                 most -= len(drafts)

@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Protocol
 
-from diptych.common.errors import ConfigError
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.aside import Reason
@@ -74,10 +73,7 @@ class Drafter(Protocol):
 
 
 class Running:
-    """Chooses and launches steps. `on_retracted` hears of each request that has to wait in `waiting` again.
-
-    Raises `ConfigError` for a drafter beside recurrent layers.
-    """
+    """Chooses and launches steps. `on_retracted` hears of each request that has to wait in `waiting` again."""
 
     def __init__(
         self,
@@ -91,9 +87,6 @@ class Running:
         turns: Turns = ENOUGH_SLOTS,
         coming: Coming = nothing_comes,
     ) -> None:
-        if drafter is not None and cache.pages_per_state:
-            words = "a guess that was wrong can't be taken out of the state of a recurrent layer again"
-            raise ConfigError(f"drafts are not for models with recurrent layers: {words}")
         self._cache = cache
         self._limits = limits
         self._waiting = waiting
@@ -160,7 +153,7 @@ class Running:
         batch = self._build(step, cache.page_table, cache.page_size, pending, pages_per_state, cache.window_table)
         if self._drafter is not None and not self._drafter.follows(step):
             batch = replace(batch, is_followed=False)
-        begun = [request for request in step.decodes if request.state_from is not None] if pages_per_state else ()
+        begun = _begin_states(step.decodes) if pages_per_state else ()
         self._steps.launch(step)
         if self._drafter is not None:
             self._drafter.launched(step, now_s)
@@ -388,6 +381,13 @@ class Running:
         self._cache.retire(request)
         self._waiting.add_first(request)
         self._on_retracted(request)
+
+
+def _begin_states(decodes: Sequence[Request]) -> list[Request]:
+    """Their states will have seen all that is said; return those that begin with one from pages."""
+    for request in decodes:
+        request.late_len = 0
+    return [request for request in decodes if request.state_from is not None]
 
 
 def _known(guess: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:

@@ -91,7 +91,7 @@ def _append_rows(step: Step, drafts: Drafts, samples: Sequence[int]) -> Plain:
         ):
             request.tokens[num_tokens:end] = token_ids
             request.num_tokens = end
-            request.computed_len -= 1 + len(own) - len(token_ids)
+            _roll_back(request, own, token_ids)
             told.append((request.room, index, token_ids, len(own)))
             if len(token_ids) > 1:
                 ahead.append((request, len(token_ids) - 1))
@@ -112,7 +112,7 @@ def sampled(step: Step, result: StepResult, rows: Iterable[int]) -> Iterator[Sam
             continue
         drafts = step.drafts_of(request)
         token_ids = verified(drafts, tuple(result.token_ids[first : first + 1 + len(drafts)].tolist()))
-        request.computed_len -= 1 + len(drafts) - len(token_ids)
+        _roll_back(request, drafts, token_ids)
         own = range(first, first + len(token_ids))
         yield Sampled(request, token_ids, _logprobs(request, result, own), _insight(request, result, own))
 
@@ -127,6 +127,12 @@ def _logprobs(request: Request, result: StepResult, samples: range) -> TokenLogp
         return told
     values = tuple(value for vector in result.vectors[samples.start : samples.stop] for value in vector.tolist())
     return replace(told, asked_ids=asked, asked_logprobs=values)
+
+
+def _roll_back(request: Request, drafts: TokenIds, token_ids: TokenIds) -> None:
+    """Count as computed what `token_ids` are behind, of a row; a state sees them with the next step."""
+    request.computed_len -= 1 + len(drafts) - len(token_ids)
+    request.late_len = len(token_ids) if drafts else 0
 
 
 def _insight(request: Request, result: StepResult, samples: Iterable[int]) -> Insight | None:

@@ -34,15 +34,15 @@ def worker_terms(
     """Return the terms on which a worker of this version pairs.
 
     Page size, ranks and type of the KV are no terms: pages are converted on their way, but for FP8 with scales. Where
-    layers are recurrent, ranks and the type of layers are terms; where layers with a window have pages of their own and
-    heads have several widths, page size and ranks are.
+    layers are recurrent, the type of layers is a term; where layers with a window have pages of their own and heads
+    have several widths, page size and ranks are.
     Prefixes are neither pulled nor lent where layers have states: nobody can begin behind tokens alone.
     Of what is computed with, `product_terms` are terms. `engine`: what `auto` means is in it.
     """
     model = source.config
     scaled = ", FP8 with scales" if _has_scales(model) and layout.dtype == FP8 else ""
     windows = window_terms(model, layout)
-    states = f", {state_terms(layout, engine.dtype)}" if model.recurrent else ""
+    states = f", {state_terms(engine.dtype)}" if model.recurrent else ""
     draft = draft_terms(source, engine)
     return Terms(
         weights=source.weights_id,

@@ -35,6 +35,10 @@ class TensorParallelOps:
     def state_rules(self) -> StateRules:
         return self._ops.state_rules
 
+    @property
+    def mixes_by_token(self) -> bool:
+        return self._ops.mixes_by_token
+
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         matrix = self._ops.matrix(name, weight, split)
         return VocabularyMatrix(matrix, weight.shape[0], self._communicator) if name in _VOCABULARY else matrix

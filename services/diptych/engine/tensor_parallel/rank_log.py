@@ -297,6 +297,7 @@ def _moves_to_wire(moves: StateMoves) -> rank_pb2.StateMoves:
         written_slots=to_bytes(moves.written_slots),
         written_pages=moves.written_pages.astype("<i4", copy=False).tobytes(),
         pages_per_state=moves.read_pages.shape[1],
+        late_lens=None if moves.late_lens is None else to_bytes(moves.late_lens),
     )
 
 
@@ -311,6 +312,7 @@ def _moves_from_wire(wire: rank_pb2.StateMoves) -> StateMoves:
         read_pages=pages(wire.read_pages),
         written_slots=from_bytes(wire.written_slots),
         written_pages=pages(wire.written_pages),
+        late_lens=from_bytes(wire.late_lens) if wire.HasField("late_lens") else None,
     )
 
 

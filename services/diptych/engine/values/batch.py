@@ -117,6 +117,9 @@ class StateMoves:
     A request that runs has its state in a slot. Pages hold copies: what prefill hands over, and what others begin with
     whose text begins alike. Before the step some slots are cleared or read from pages, behind it some are written to
     pages.
+
+    A row of several tokens leaves the slot as it was, for nobody knows yet how many come true. Those that did are told
+    with the request's next step, which lets its state see them first: what they were given is kept until then.
     """
 
     slots: I64  # [batch_size]
@@ -125,6 +128,7 @@ class StateMoves:
     read_pages: I32  # [num_read, pages_per_state]
     written_slots: I64  # [num_written]
     written_pages: I32  # [num_written, pages_per_state]
+    late_lens: I64 | None = None  # [batch_size]: see `Request.late_len`; None: of nobody
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from diptych.architectures.vision import VisionInput
 
 PROMPT_ROWS: Final = 1  # of the cache, beside those of requests that run: a prompt for another worker finds it free
+MAX_ROW_DRAFTS: Final = 15  # of a request in a step: 16 rows of it
 MAX_DRAFTS: Final = 256  # of a step: beside as many requests, twice as many rows
 PIN_SHARE: Final = 0.9  # of the pool, for sessions that have called a tool
 RETRACTED_S: Final = 30.0  # before the router tries another pair

@@ -83,6 +83,7 @@ class Request:
     rope_shift: int = 0  # of its output, see `rope_shift`
     state_len: int = 0  # tokens whose state a peer writes or reads, in pages of the request's own; 0: none does
     state_from: Pages | None = None  # what the next step begins with; no pages: nothing; None: it goes on
+    late_len: int = 0  # tokens of its last row that came true, which the state in its slot has not seen yet
     state_node: Node | None = field(default=None, repr=False)  # whose state that is, until the step is over
     first_window: int = 0  # the first page that it holds in layers with a window
     windows_end: int = 0  # behind the last of them: while its prompt is computed there are fewer than others

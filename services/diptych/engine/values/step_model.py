@@ -119,6 +119,16 @@ class StepModel:
         changed: Any = {name: seconds}
         return replace(self, **changed)
 
+    @property
+    def with_stalls(self) -> StepModel:
+        """Return the model whose steps take as long, all together, as those did that it was fitted to.
+
+        Steps that stall weigh little in the terms: a single step is told best without them, and a whole output with.
+        """
+        ratio = self.evidence.time_ratio or 1.0
+        slower: Any = {name: ratio * getattr(self, name) for name in TERMS}
+        return replace(self, **slower, evidence=self.evidence._replace(time_ratio=1.0))
+
     def to_json(self) -> str:
         """Return the text of a model's file."""
         whose = {name: getattr(self, name) for name in _WHOSE}

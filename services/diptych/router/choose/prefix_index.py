@@ -23,8 +23,7 @@ MAX_LEVELS: Final = 8  # of tiers of one worker, likewise
 MAX_PAGES: Final = 1 << 22  # of one worker; beyond it nothing is believed of it: 64 Mi tokens in pages of 16
 
 
-@dataclass(frozen=True, slots=True)
-class KvNews:
+class KvNews(NamedTuple):
     """One message of a worker. Applied in this order: cleared, removed, stored."""
 
     sequence: int
@@ -79,11 +78,13 @@ class _Holder:
 
     def take(self, news: KvNews) -> None:
         """Apply what has changed. A page that is stored is nowhere else."""
-        for pages in self.sets:
-            pages.remove(news.removed)
-        for pages in self.lower.values():
-            pages.remove(news.stored)
-        self.pages.add(news.stored)
+        if len(news.removed):
+            for pages in self.sets:
+                pages.remove(news.removed)
+        if len(news.stored):
+            for pages in self.lower.values():
+                pages.remove(news.stored)
+            self.pages.add(news.stored)
         for level, hashes in news.below:
             for pages in self.sets:
                 pages.remove(hashes)

@@ -18,8 +18,8 @@ from eagle_heads import guesses_by_reference, open_both, random_folders, sure_fo
 from emulated_gpu import emulated_runner
 from guessing_on_gpus import DRAWN, GREEDY, PROMPTS, accepted_and_rejected, each_engine, guessed_alike, on_gpus
 from next_layers import (
-    FAMILIES,
     PAGE,
+    STATELESS,
     TOKENS,
     NewRunner,
     Served,
@@ -77,7 +77,7 @@ def open_family(family: str, base: Path, words: Path) -> tuple[ModelSource, Mode
     return source, source.next_layer(), partial(guesses_by_transformers, family)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "Eagle"])
+@pytest.mark.parametrize("family", [*STATELESS, "Eagle"])
 @pytest.mark.parametrize(
     ("device", "new_runner"),
     [

@@ -15,6 +15,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.families.recurrent.qwen3_next import (
     NOT_READ,
     delta_placement,
+    next_name,
     unstack_gates,
     with_delta_nets,
 )
@@ -39,10 +40,13 @@ SECTIONS: Final = ("mrope_section", "mrope_interleaved")
 def read_text(hf: HfConfig, architecture: str, ffn_key: str = "intermediate_size") -> ModelConfig:
     """Read what all models of the family have; `ffn_key`: see `HfConfig.shared`."""
     hf.refuse_unless({"attn_output_gate": (True,), "mamba_ssm_dtype": ("float32",)})
-    hf.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+    num_next = hf.get("mtp_num_hidden_layers") or 0
+    if hf.get("mtp_use_dedicated_embeddings"):  # other rows than those of the model
+        num_next = 0
     for key in SECTIONS:
         hf.pop_from_rope(key)
-    return with_delta_nets(hf.shared(architecture, partial_rotary_factor=0.25, ffn_key=ffn_key), hf)
+    config = hf.shared(architecture, partial_rotary_factor=0.25, ffn_key=ffn_key)
+    return replace(with_delta_nets(config, hf), num_next_layers=num_next)
 
 
 def read_with_images(hf: HfConfig, read: Callable[[HfConfig], ModelConfig], architecture: str) -> ModelConfig:
@@ -63,16 +67,29 @@ def not_read_with_images(config: ModelConfig) -> tuple[str, ...]:
     return (*NOT_READ, IMAGES)
 
 
+def next_name_with_images(config: ModelConfig, name: str) -> str | None:
+    """As `next_name`, where the text's tensors are called otherwise."""
+    return next_name(config, name, TEXT)
+
+
 def _read(hf: HfConfig) -> ModelConfig:
     hf.refuse_unless({"mlp_only_layers": ([],)})
     return read_text(hf, "qwen3_5_text")
 
 
-QWEN3_5_TEXT = Family("Qwen3_5ForCausalLM", _read, delta_placement, not_read=lambda _: NOT_READ, unstack=unstack_gates)
+QWEN3_5_TEXT = Family(
+    "Qwen3_5ForCausalLM",
+    _read,
+    delta_placement,
+    not_read=lambda _: NOT_READ,
+    unstack=unstack_gates,
+    next_name=next_name,
+)
 QWEN3_5 = Family(
     "Qwen3_5ForConditionalGeneration",
     lambda hf: read_with_images(hf, _read, "qwen3_5"),
     placement_with_images,
     not_read=not_read_with_images,
     unstack=unstack_gates,
+    next_name=next_name_with_images,
 )

@@ -11,12 +11,19 @@ from dataclasses import replace
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.families.latent.mistral4 import unstack as unstack_experts
 from diptych.architectures.families.recurrent.qwen3_5 import (
+    next_name_with_images,
     not_read_with_images,
     placement_with_images,
     read_text,
     read_with_images,
 )
-from diptych.architectures.families.recurrent.qwen3_next import NOT_READ, delta_placement, shared_moe, unstack_gates
+from diptych.architectures.families.recurrent.qwen3_next import (
+    NOT_READ,
+    delta_placement,
+    next_name,
+    shared_moe,
+    unstack_gates,
+)
 from diptych.architectures.hf_config import HfConfig
 from diptych.architectures.placement import Family, Named
 
@@ -34,7 +41,12 @@ def _unstack(config: ModelConfig, named: Named) -> Iterator[Named]:
 
 
 QWEN3_5_MOE_TEXT = Family(
-    "Qwen3_5MoeForCausalLM", _read, delta_placement, not_read=lambda _: NOT_READ, unstack=_unstack
+    "Qwen3_5MoeForCausalLM",
+    _read,
+    delta_placement,
+    not_read=lambda _: NOT_READ,
+    unstack=_unstack,
+    next_name=next_name,
 )
 QWEN3_5_MOE = Family(
     "Qwen3_5MoeForConditionalGeneration",
@@ -42,4 +54,5 @@ QWEN3_5_MOE = Family(
     placement_with_images,
     not_read=not_read_with_images,
     unstack=_unstack,
+    next_name=next_name_with_images,
 )

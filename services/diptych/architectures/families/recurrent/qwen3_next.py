@@ -1,6 +1,7 @@
 """Qwen3-Next: three of four layers are gated delta nets; the others' attention has gates and turns a part of a head.
 
-A checkpoint keeps queries and gates of a head together, and what a delta net is given, by key heads.
+A checkpoint keeps queries and gates of a head together, and what a delta net is given, by key heads. The layer that
+predicts one token more attends, and is read where it guesses: see `next_layer`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,24 @@ from diptych.kernels.quantized import Array, QuantizedArray
 
 LINEAR: Final = "linear_attention"
 LAYER_TYPES: Final = (LINEAR, "full_attention")
-NOT_READ: Final = ("mtp.",)  # what predicts more tokens than the next
+NEXT: Final = "mtp."
+NOT_READ: Final = (NEXT,)  # what predicts more tokens than the next
+NEXT_NAMES: Final = {  # as `next_layer` has them
+    "fc.weight": "model.layers.0.eh_proj.weight",
+    "pre_fc_norm_embedding.weight": "model.layers.0.enorm.weight",
+    "pre_fc_norm_hidden.weight": "model.layers.0.hnorm.weight",
+}
+
+
+def next_name(config: ModelConfig, name: str, prefix: str = "model.") -> str | None:
+    """Return what a tensor of the layer behind the last one is called in a model of that layer alone; None: of others.
+
+    `prefix`: of the names of a text's tensors.
+    """
+    own = name.removeprefix(NEXT)
+    if own in NEXT_NAMES and own != name:
+        return NEXT_NAMES[own]
+    return f"{prefix}{own}" if own != name and own.startswith(("layers.0.", "norm.")) else None
 
 
 def with_delta_nets(config: ModelConfig, hf: HfConfig) -> ModelConfig:
@@ -151,9 +169,15 @@ def _read(hf: HfConfig) -> ModelConfig:
     config = hf.shared("qwen3_next", partial_rotary_factor=0.25)
     step, listed = hf.get("decoder_sparse_step", 1), hf.get("mlp_only_layers") or ()
     dense = frozenset(i for i in range(config.num_layers) if i in listed or (i + 1) % step)
-    return replace(with_delta_nets(config, hf), moe=shared_moe(hf, dense))
+    num_next = hf.get("num_nextn_predict_layers", 1)  # published models have one, and do not say so
+    return replace(with_delta_nets(config, hf), moe=shared_moe(hf, dense), num_next_layers=num_next)
 
 
 QWEN3_NEXT = placement.Family(
-    "Qwen3NextForCausalLM", _read, delta_placement, not_read=lambda _: NOT_READ, unstack=_unstack
+    "Qwen3NextForCausalLM",
+    _read,
+    delta_placement,
+    not_read=lambda _: NOT_READ,
+    unstack=_unstack,
+    next_name=next_name,
 )

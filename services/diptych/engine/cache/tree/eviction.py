@@ -64,8 +64,6 @@ def worths(path: Sequence[Node]) -> dict[Node, Worth]:
     superseded, as its own will stay for longer; and it does so more often the more turns of a conversation have used
     the text that no other has.
     """
-    if all([node.state is None for node in path]):
-        return {}
     found: dict[Node, Worth] = {}
     parting, before, turns = 0, 0, 0  # pages where others begin: without what is superseded, and with that
     for node in reversed(path):
@@ -121,17 +119,28 @@ class Ranking:
         return sunk
 
     def _rank(self, path: Sequence[Node]) -> None:
+        if all([node.state is None for node in path]):
+            self._rank_tokens(path)
+            return
         score = 0
-        found = worths(path)  # nothing where no state is
+        found = worths(path)
         for step in path:
             self._clock += 1
             worth = found.get(step, NO_STATE)
             step.worth = worth.once
             score = max(score, step.rank[0], self._score(step.num_uses, worth.turns * worth.once) + self._age)
             step.rank = (score, self._clock, -step.end)
-            if found:
-                alone = self._score(0, worth.alone // RARER) + self._age
-                step.state_rank = (max(alone, step.state_rank[0]), self._clock, -step.end)
+            alone = self._score(0, worth.alone // RARER) + self._age
+            step.state_rank = (max(alone, step.state_rank[0]), self._clock, -step.end)
+
+    def _rank_tokens(self, path: Sequence[Node]) -> None:
+        """Rank a path without states."""
+        score = 0
+        for step in path:
+            self._clock += 1
+            step.worth = NO_STATE.once
+            score = max(score, step.rank[0], self._score(step.num_uses, NO_STATE.once) + self._age)
+            step.rank = (score, self._clock, -step.end)
 
     def touch_new(self, node: Node) -> None:
         """Rank a node by itself, whose path will be touched before anything is evicted, or is locked."""

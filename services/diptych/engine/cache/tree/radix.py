@@ -436,7 +436,7 @@ class RadixTree:
         while num_pages > 0 and (node := self.windows.first()):
             evicted.append(self.windows.pop(node))
             num_pages -= len(evicted[-1])
-        return Eviction(joined(evicted), merged(saves))
+        return Eviction(evicted[0] if len(evicted) == 1 else joined(evicted), merged(saves))
 
     def clear(self) -> Pages:
         """Forget everything that is not locked, in all levels; return the pages of the pool."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -188,8 +188,7 @@ class Node:
             yield node
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """The longest cached prefix. Lock `node` before anything is evicted."""
 
     node: Node
@@ -213,8 +212,7 @@ class Found:
     state: Slots | None  # behind its last page
 
 
-@dataclass(frozen=True, slots=True)
-class Insertion:
+class Insertion(NamedTuple):
     """Who owns the inserted pages now."""
 
     node: Node
@@ -238,8 +236,7 @@ class Save:
     ids: tuple[PageId, ...]  # of what is in the pages, for a tier in which others look for it; else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Eviction:
+class Eviction(NamedTuple):
     """Pages that left the pool. The saves must be made, in their order, before the pages are used again."""
 
     pages: Pages
@@ -248,6 +245,8 @@ class Eviction:
 
 def merged(saves: Sequence[Save]) -> tuple[Save, ...]:
     """Join neighbours that go to one tier."""
+    if not saves:
+        return ()
     runs = [list(run) for _, run in itertools.groupby(saves, lambda save: save.level)]
     return tuple(
         run[0]

@@ -26,6 +26,7 @@ class CpuOps:
 
     ranks: Final[Ranks] = ALONE
     state_rules: Final[StateRules] = CpuStateRules()
+    mixes_by_token: Final = True
 
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         if isinstance(weight, Tensor):

@@ -87,6 +87,7 @@ class GpuOps:
 
     ranks: Final[Ranks] = ALONE
     state_rules: Final[StateRules] = TritonStateRules()
+    mixes_by_token: Final = False
 
     def __init__(self, dtype: torch.dtype, device: torch.device, to_narrow: re.Pattern[str] | None = None) -> None:
         self._dtype = dtype

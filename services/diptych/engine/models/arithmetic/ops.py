@@ -64,6 +64,11 @@ class Ops(Protocol):
         """What recurrent layers compute."""
         ...
 
+    @property
+    def mixes_by_token(self) -> bool:
+        """Whether recurrent layers compute several tokens of a request one by one, with the bits of single ones."""
+        ...
+
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         """Take over the weight `[num_rows, num_columns]` called `name`: "embed", "lm_head", "0.qkv", ..."""
         ...
@@ -192,6 +197,7 @@ class TorchOps:
 
     ranks: Final[Ranks] = ALONE
     state_rules: Final[StateRules] = TorchStateRules()
+    mixes_by_token: Final = False
 
     def __init__(self, dtype: torch.dtype, device: torch.device = CPU) -> None:
         self._dtype = dtype

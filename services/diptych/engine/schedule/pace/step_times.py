@@ -92,44 +92,46 @@ class StepLine:
     def learn(self, work: float, seconds: float, count: int = 1) -> None:
         """So many steps, one after the other, had so much work and took so long, each in the mean."""
         self._largest = max(work, self._largest * KEPT**count)
-        steps, held, self._held = _Steps(work, seconds, count), self._held, None
-        off = self._off(steps)
+        held, self._held = self._held, None
+        off = self._off(work, seconds)
         if held is not None:
-            self._learn_held(held, steps, off)
-        elif off and count == 1:
-            self._held = steps
-        elif off:
-            self._rescale(steps)
-        else:
-            self._note(steps)
+            self._learn_held(held, _Steps(work, seconds, count), off)
+        elif not off:
+            self._note(work, seconds, count)
             self._doubted = None
+        elif count == 1:
+            self._held = _Steps(work, seconds, count)
+        else:
+            self._rescale(_Steps(work, seconds, count))
 
     def _learn_held(self, held: _Steps, steps: _Steps, off: int) -> None:
         """Steps are over behind one that took quite another time than expected."""
         both, doubted, self._doubted = held.and_then(steps), self._doubted, None
-        if off and off == self._off(held):
+        if off and off == self._off(held.work, held.seconds):
             self._rescale(both)
-        elif not self._off(both):
-            self._note(both)
+        elif not self._off(both.work, both.seconds):
+            self._note(*both)
         elif doubted is not None:
-            self._note(doubted.and_then(both))
+            self._note(*doubted.and_then(both))
         else:
             self._doubted = both
             if not off:
-                self._note(steps)  # and nothing is like the one before
+                self._note(*steps)  # and nothing is like the one before
 
-    def _off(self, steps: _Steps) -> int:
+    def _off(self, work: float, seconds: float) -> int:
         """Whether steps clearly took longer than expected: 1; less long: -1."""
-        if not self._has_slope or not self._tells(steps.work):
+        usual_s = self.base_s + self.slope_s * work
+        if not self._has_slope or usual_s <= 0:
             return 0
-        expected_s = self.at(steps.work)  # none where the last few steps took no time
-        return (steps.seconds >= CLEAR * expected_s) - (CLEAR * steps.seconds <= expected_s)
+        # none is expected where the last few steps took no time
+        expected_s = self._measured / self._expected * usual_s if self._expected else usual_s
+        return (seconds >= CLEAR * expected_s) - (CLEAR * seconds <= expected_s)
 
-    def _note(self, steps: _Steps) -> None:
-        work, seconds, count = steps
-        if self._tells(work):
+    def _note(self, work: float, seconds: float, count: int) -> None:
+        usual_s = self.base_s + self.slope_s * work
+        if usual_s > 0 and (self._has_slope or self._is_usual(work)):  # what is known tells how long so much takes
             pace_kept = PACE_KEPT**count
-            self._expected = self._expected * pace_kept + self.usual(work)
+            self._expected = self._expected * pace_kept + usual_s
             self._measured = self._measured * pace_kept + seconds
         kept, weighed = KEPT**count, count * work
         self._weight = self._weight * kept + count
@@ -138,10 +140,6 @@ class StepLine:
         self._xx = self._xx * kept + weighed * work
         self._xy = self._xy * kept + weighed * seconds
         self._fit()
-
-    def _tells(self, work: float) -> bool:
-        """Whether what is known tells how long so much work takes."""
-        return self.usual(work) > 0 and (self._has_slope or self._is_usual(work))
 
     def _rescale(self, steps: _Steps) -> None:
         """The machine has become slower or faster: all steps before would have taken as long as these, now."""
