@@ -50,6 +50,22 @@ def test_the_parts_of_all_ranks_make_the_checkpoint(size: int) -> None:
             assert (np.concatenate(pieces)[: len(tensor)] == tensor).all()
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_parts_of_all_stages_make_the_checkpoint_and_only_a_tied_embedding_is_twice(tied: bool) -> None:
+    model = replace(MODEL, num_layers=3, tie_embeddings=tied)
+    found: list[str] = []
+    for layers in (range(2), range(2, 3)):
+        shard = Shard(1, 2, layers=layers)
+        cuts = shard.placement(model, placement.llama)
+        found += [name for name, _ in cut_tensors(checkpoint(model).items(), cuts)]
+        own = {name: [piece.local.target for piece in each] for name, each in cuts if each}
+        layer = layers.start
+        assert own[f"model.layers.{layer}.self_attn.q_proj.weight"] == ["0.qkv"]
+        assert shard.config(model).num_layers == len(layers)
+        assert shard.config(model).num_heads == model.num_heads // 2
+    assert sorted(found) == sorted([*checkpoint(model), *(["model.embed_tokens.weight"] if tied else [])])
+
+
 MIXTURE = replace(MODEL, moe=Moe(num_experts=5, experts_per_token=2, ffn_size=8, normalize=True))
 
 

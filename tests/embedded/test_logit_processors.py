@@ -25,10 +25,19 @@ def cycle(logits, prompt, output, params):
 
 def fail_late(logits, prompt, output, params):
     assert len(output) < 3, "enough"
+
+def leave(logits, prompt, output, params):
+    raise SystemExit(3)
+
+def allow_none(logits, prompt, output, params):
+    logits.fill_(-math.inf)
 """
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 PROMPT = [5, 6, 7]
-OPTIONS = ("cycle=changes_logits:cycle", "late=changes_logits:fail_late")
+OPTIONS = tuple(
+    f"{name}=changes_logits:{function}"
+    for name, function in (("cycle", "cycle"), ("late", "fail_late"), ("leave", "leave"), ("none", "allow_none"))
+)
 
 
 def asking(name: str, params: str = "{}", **fields: object) -> SamplingParams:
@@ -68,8 +77,14 @@ def test_a_processor_has_the_last_word_but_for_what_forbids_tokens(pair: Engine)
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
-        (asking("late"), "custom_logit_processor 'late' failed: AssertionError('enough')"),
-        (asking("cycle"), "custom_logit_processor 'cycle' failed: KeyError('tokens')"),
+        (asking("late"), "custom_logit_processor 'late' failed: AssertionError: enough"),
+        (asking("cycle"), "custom_logit_processor 'cycle' failed: KeyError: 'tokens'"),
+        (asking("leave"), "custom_logit_processor 'leave' failed: SystemExit: 3"),
+        (asking("none"), "custom_logit_processor 'none' left no token that may come next"),
+        (
+            asking("cycle", '{"tokens": [3]}', allowed_token_ids=(4,)),
+            "custom_logit_processor 'cycle' left no token that may come next",
+        ),
         (asking("mine"), "custom_logit_processor 'mine' is not one that this worker has"),
         (asking("cycle", "[]"), "custom_params must be a JSON object"),
         (asking("cycle", "{"), "custom_params is no JSON"),

@@ -21,6 +21,12 @@ def test_a_request_gets_as_many_alternatives_as_it_wants() -> None:
     assert of_rows(BATCH, 0, 1, 0) == TokenLogprobs((-1.0,))
 
 
+def test_named_tokens_are_cut_and_joined_and_left_out_where_a_part_tells_of_none() -> None:
+    whole = TokenLogprobs((-1.0, -2.0), asked_ids=(7, 8), asked_logprobs=(-0.1, -0.2, -0.3, -0.4))
+    assert join([whole.span(0, 1), whole.span(1, 2)]) == whole
+    assert join([whole, TokenLogprobs((-3.0,))]) == TokenLogprobs((-1.0, -2.0, -3.0))
+
+
 def test_parts_joined_are_the_whole() -> None:
     whole = of_rows(BATCH, 0, 3, 2)
     assert join([whole.span(0, 1), whole.span(1, 1), whole.span(1, 3)]) == whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,23 @@ class Worker:
     """All ranks of an instance."""
 
     def __init__(
-        self, network: InprocNetwork, instance_id: int, num_ranks: int, endpoint: str, page_size: int, heads: int
+        self,
+        network: InprocNetwork,
+        instance_id: int,
+        num_ranks: int,
+        endpoint: str,
+        page_size: int,
+        heads: int,
+        num_stages: int = 1,
     ) -> None:
+        """`num_stages`, of one layer each, that have `num_ranks` each."""
         self.instance_id = instance_id
         shares = [HeadShare(rank, num_ranks, heads) if num_ranks > 1 else None for rank in range(num_ranks)]
         own = max(1, heads // num_ranks)
         self.layouts = [PoolLayout.kv(NUM_PAGES, LAYERS, page_size, own, DIM, "float32", share) for share in shares]
+        if num_stages > 1:
+            self.layouts = [of_stage(layout, layer) for layer in range(num_stages) for layout in self.layouts]
+        num_ranks *= num_stages
         self.log = RankLog(HostChannels(endpoint), num_ranks) if num_ranks > 1 else NoRanks()
         first, *others = [network.transport(rank_id(instance_id, rank)) for rank in range(num_ranks)]
         self.transport = TensorParallelTransport(first, self.layouts[0], self.log)
@@ -61,13 +73,13 @@ class Worker:
         """Give every rank its part of `[num_pages, layers, 2, page_size, heads, dim]`."""
         for pool, layout in zip(self.pools, self.layouts, strict=True):
             (shard,) = Shard.all_of(layout)
-            self._view(pool, layout)[:] = kv[..., shard.first_head : shard.end_head, :]
+            self._view(pool, layout)[:] = kv[:, shard.region.layers, ..., shard.first_head : shard.end_head, :]
 
     def assert_holds(self, kv: Array, pages: list[int]) -> None:
         for pool, layout in zip(self.pools, self.layouts, strict=True):
             (shard,) = Shard.all_of(layout)
             found = self._view(pool, layout)[pages]
-            assert np.array_equal(found, kv[..., shard.first_head : shard.end_head, :])
+            assert np.array_equal(found, kv[:, shard.region.layers, ..., shard.first_head : shard.end_head, :])
 
     def _view(self, pool: Any, layout: PoolLayout) -> Array:
         return np.frombuffer(pool.buffer, np.float32).reshape(layout.shape)
@@ -80,14 +92,28 @@ class Worker:
             self.log.close()
 
 
+def of_stage(layout: PoolLayout, layer: int) -> PoolLayout:
+    region = replace(layout.sole_region, layers=(layer,), total_layers=layout.sole_region.layers)
+    return replace(layout, regions=(region,))
+
+
 class Both:
     """Two workers and what is between them."""
 
-    def __init__(self, endpoint: str, num_left: int, num_right: int, page_sizes: tuple[int, int], heads: int) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        num_left: int,
+        num_right: int,
+        page_sizes: tuple[int, int],
+        heads: int,
+        stages: tuple[int, int],
+    ) -> None:
         self.network = InprocNetwork()
-        sizes = ((LEFT, num_left, page_sizes[0]), (RIGHT, num_right, page_sizes[1]))
+        sizes = ((LEFT, num_left, page_sizes[0], stages[0]), (RIGHT, num_right, page_sizes[1], stages[1]))
         self.left, self.right = (
-            Worker(self.network, name, ranks, f"{endpoint}{name}", size, heads) for name, ranks, size in sizes
+            Worker(self.network, name, ranks, f"{endpoint}{name}", size, heads, num_stages)
+            for name, ranks, size, num_stages in sizes
         )
 
     def link(self) -> None:
@@ -127,8 +153,14 @@ Make = Callable[..., Both]
 def make(tmp_path: Path) -> Iterator[Make]:
     made: list[Both] = []
 
-    def make(left: int, right: int, page_sizes: tuple[int, int] = (8, 8), heads: int = HEADS) -> Both:
-        made.append(Both(f"ipc://{tmp_path}/{len(made)}-", left, right, page_sizes, heads))
+    def make(
+        left: int,
+        right: int,
+        page_sizes: tuple[int, int] = (8, 8),
+        heads: int = HEADS,
+        stages: tuple[int, int] = (1, 1),
+    ) -> Both:
+        made.append(Both(f"ipc://{tmp_path}/{len(made)}-", left, right, page_sizes, heads, stages))
         made[-1].link()
         return made[-1]
 
@@ -143,13 +175,17 @@ def some_kv(num_pages: int, page_size: int, heads: int = HEADS) -> Array:
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "heads"),
-    [(1, 1, 4), (2, 1, 4), (1, 2, 4), (4, 2, 4), (2, 4, 4), (4, 1, 4), (3, 2, 6), (4, 2, 2), (4, 1, 1), (1, 4, 2)],
+    ("left", "right", "heads", "stages"),
+    [
+        *((1, 1, 4, (1, 1)), (2, 1, 4, (1, 1)), (1, 2, 4, (1, 1)), (4, 2, 4, (1, 1)), (2, 4, 4, (1, 1))),
+        *((4, 1, 4, (1, 1)), (3, 2, 6, (1, 1)), (4, 2, 2, (1, 1)), (4, 1, 1, (1, 1)), (1, 4, 2, (1, 1))),
+        *((1, 1, 4, (2, 1)), (2, 1, 4, (2, 1)), (2, 4, 2, (2, 1)), (1, 2, 4, (1, 2)), (4, 1, 4, (2, 2))),
+    ],
 )
 def test_a_note_comes_after_every_part_and_carries_the_digest_of_them_all(
-    make: Make, left: int, right: int, heads: int
+    make: Make, left: int, right: int, heads: int, stages: tuple[int, int]
 ) -> None:
-    both = make(left, right, heads=heads)
+    both = make(left, right, heads=heads, stages=stages)
     kv = some_kv(NUM_PAGES, 8, heads)
     both.left.fill(kv)
     src, dst = [3, 9, 4], [7, 1, 2]
@@ -207,6 +243,17 @@ def test_pages_of_another_size_come_from_several_ranks(make: Make) -> None:
     both.left.fill(kv)
     assert both.done(both.left, both.write([5, 6, 8, 2], [9, 3])).error is None
     both.done(both.right, both.right.transport.unpack_pages(LEFT, np.array([9, 3])))
+    wanted = np.stack([np.concatenate([kv[a], kv[b]], axis=2) for a, b in ((5, 6), (8, 2))])
+    both.right.assert_holds(wanted, [9, 3])
+
+
+def test_what_two_stages_sent_in_parts_is_unpacked_as_one_operation(make: Make) -> None:
+    both = make(2, 1, (4, 8), stages=(2, 1))
+    kv = some_kv(NUM_PAGES, 4)
+    both.left.fill(kv)
+    assert both.done(both.left, both.write([5, 6, 8, 2], [9, 3])).error is None
+    unpacked = both.right.transport.unpack_pages(LEFT, np.array([9, 3]))
+    assert both.done(both.right, unpacked).error is None
     wanted = np.stack([np.concatenate([kv[a], kv[b]], axis=2) for a, b in ((5, 6), (8, 2))])
     both.right.assert_holds(wanted, [9, 3])
 

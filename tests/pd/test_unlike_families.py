@@ -74,6 +74,12 @@ ADAPTED: Final = {  # what an adapter may change, in all layers, and what it may
     "lfm2": (r"self_attn\.(q|k|v|out)_proj|feed_forward\.w[123]", "conv.in_proj"),
     "minimax m2": (ATTENTION, "block_sparse_moe.gate"),
 }
+STAGED: Final = {
+    "llama": (Shape(4, pp=2), Shape(8)),
+    "mixtral": (Shape(4, tp=2, pp=2), Shape(8)),
+    "deepseek v3, yarn with mscale": (Shape(8, pp=2), Shape(4, tp=2)),
+    "qwen3 moe": (Shape(4, tp=2, pp=2), Shape(4, tp=2, pp=4)),
+}
 families = pytest.mark.parametrize(("family_model", "shapes"), CASES.items(), indirect=["family_model"], ids=CASES)
 BASE = -1  # in place of the slot of an adapter
 Pair = Any  # the fixture's class: test helpers can't be imported
@@ -161,7 +167,9 @@ def asked(family_model: Any) -> Iterator[tuple[int, list[int], list[int]]]:
         yield room, family_model.prompts[index], family_model.outputs[index]
 
 
-@families
+@pytest.mark.parametrize(
+    ("family_model", "shapes"), (CASES | STAGED).items(), indirect=["family_model"], ids=CASES | STAGED
+)
 def test_tokens_are_those_of_transformers_and_what_is_sent_is_what_is_live(
     family_model: Any, new_pair: NewPair, shapes: tuple[Shape, Shape], squeeze: Any
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from page_landing import land
-from thread_ranks import Meeting, ThreadCommunicator
+from thread_ranks import Meeting, ThreadCommunicator, ThreadStages, new_lines
 
 from diptych.checkpoints.shard import Shard
 from diptych.checkpoints.source import ModelSource
@@ -34,6 +34,11 @@ class Shape:
 
     page_size: int
     tp: int = 1
+    pp: int = 1  # stages with equally many layers
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tp * self.pp
 
 
 @dataclass
@@ -48,10 +53,9 @@ class RankedModel:
     layouts: list[PoolLayout] = field(init=False)
 
     def __post_init__(self) -> None:
-        meeting = Meeting(self.shape.tp)
-        self._communicators = [ThreadCommunicator(rank, meeting) for rank in range(self.shape.tp)]
-        self.layouts = [self._layout(rank) for rank in range(self.shape.tp)]
-        pools = np.full((self.shape.tp, self.num_pages, self.layouts[0].page_nbytes), 0xFF, np.uint8)
+        self._communicators = _communicators(self.shape)
+        self.layouts = [self._layout(rank) for rank in range(self.shape.num_ranks)]
+        pools = np.full((self.shape.num_ranks, self.num_pages, self.layouts[0].page_nbytes), 0xFF, np.uint8)
         self.kv = pools.transpose(1, 0, 2)
         self._runners = self._together(lambda rank: self._runner(rank, pools[rank]))
 
@@ -67,22 +71,33 @@ class RankedModel:
 
     def _layout(self, rank: int) -> PoolLayout:
         whole = self.source.config
-        part = whole if self.shape.tp == 1 else ModelPart.of(self.source, self._communicators[rank]).config
-        share = HeadShare(rank, self.shape.tp, whole.num_kv_heads)
+        part = whole if self.shape.num_ranks == 1 else ModelPart.of(self.source, self._communicators[rank]).config
+        share = HeadShare(rank % self.shape.tp, self.shape.tp, whole.num_kv_heads)
         pages = kv_layout(part, self.num_pages, self.shape.page_size, "float32", share)
         return with_states(pages, part, "float32")
 
     def _runner(self, rank: int, pool: Array) -> ModelRunner:
         kv = torch.from_numpy(pool.view(np.float32).reshape(self.layouts[rank].shape))
-        communicator = None if self.shape.tp == 1 else self._communicators[rank]
+        communicator = None if self.shape.num_ranks == 1 else self._communicators[rank]
         options: dict[str, Any] = {"max_requests": 16, "max_loras": self.max_loras, "communicator": communicator}
         return ModelRunner(self.source, kv, dtype="float32", **options)
 
     def _together(self, work: Callable[[int], Any]) -> list[Any]:
-        if self.shape.tp == 1:
+        if self.shape.num_ranks == 1:
             return [work(0)]
-        with ThreadPoolExecutor(self.shape.tp) as pool:
-            return list(pool.map(work, range(self.shape.tp)))
+        with ThreadPoolExecutor(self.shape.num_ranks) as pool:
+            return list(pool.map(work, range(self.shape.num_ranks)))
+
+
+def _communicators(shape: Shape) -> list[ThreadCommunicator]:
+    """Those of all ranks, stage by stage."""
+    lines = [new_lines(shape.pp) for _ in range(shape.tp)]
+    meetings = [Meeting(shape.tp) for _ in range(shape.pp)]
+    ranks = [(stage, rank) for stage in range(shape.pp) for rank in range(shape.tp)]
+    found = [ThreadCommunicator(rank, meetings[stage]) for stage, rank in ranks]
+    for communicator, (stage, rank) in zip(found, ranks, strict=True):
+        communicator.stages = ThreadStages(stage, lines[rank]) if shape.pp > 1 else None
+    return found
 
 
 def write(src: RankedModel, dst: RankedModel, pages: PageWrite) -> int:
@@ -98,5 +113,6 @@ def write(src: RankedModel, dst: RankedModel, pages: PageWrite) -> int:
 
 def parts_from(src: RankedModel, dst: RankedModel) -> list[tuple[Parts, ...]]:
     """Return what has to be put together in a page of each rank of `dst`."""
-    found = (parts_of(src.layouts[0], layout) for layout in dst.layouts)
+    stages = src.layouts[:: src.shape.tp]
+    found = ([parts for stage in stages for parts in parts_of(stage, layout)] for layout in dst.layouts)
     return [tuple(parts for parts in regions if len(parts.heads) > 1) for regions in found]

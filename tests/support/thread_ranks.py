@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ class ThreadCommunicator:
     """Implements `Communicator` for one of the threads."""
 
     experts = None
+    stages: Any = None
 
     def __init__(self, rank: int, meeting: Meeting, rule: SumRule | None = None, *, fuses: bool = False) -> None:
         """`fuses`: sums and norms in one call, as GPUs have it."""
@@ -78,6 +80,46 @@ class ThreadCommunicator:
 
     def smallest(self, number: int) -> int:
         return min(int(each) for each in self._meeting.exchange(self.rank, torch.tensor(number)))
+
+
+class ThreadStages:
+    """Implements `Stages` for one of the threads: each is a stage of one rank."""
+
+    def __init__(self, number: int, lines: Sequence[SimpleQueue[Tensor]]) -> None:
+        """`lines`: one from each stage to the next, and from the last to the first."""
+        self.number, self.size = number, len(lines)
+        self._lines = lines
+
+    def receive(self, x: Tensor) -> None:
+        x.copy_(self._lines[self.number - 1].get(timeout=60))
+
+    def send(self, x: Tensor) -> None:
+        self._lines[self.number].put(x.clone())
+
+    def bring_back(self, logits: Tensor) -> None:
+        if not len(logits):
+            return
+        if self.number == self.size - 1:
+            self._lines[-1].put(logits.clone())
+        elif not self.number:
+            logits.copy_(self._lines[-1].get(timeout=60))
+
+
+def new_lines(num_stages: int) -> list[SimpleQueue[Tensor]]:
+    return [SimpleQueue() for _ in range(num_stages)]
+
+
+def on_stages(num_stages: int, work: Callable[[ThreadCommunicator], T]) -> T:
+    """Run `work` on every stage, each in a thread; return what the first one returns."""
+    lines = new_lines(num_stages)
+
+    def run(number: int) -> T:
+        communicator = ThreadCommunicator(0, Meeting(1))
+        communicator.stages = ThreadStages(number, lines)
+        return work(communicator)
+
+    with ThreadPoolExecutor(num_stages) as pool:
+        return next(iter(pool.map(run, range(num_stages))))
 
 
 def on_threads(size: int, work: Callable[[int, Meeting], T]) -> list[T]:

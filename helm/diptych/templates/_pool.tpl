@@ -31,7 +31,7 @@
 
 {{/* Of a pod. */}}
 {{- define "diptych.processes" -}}
-{{- div (mul (.options.tp | default 1) (.options.dp | default 1)) .nodes.count -}}
+{{- div (mul (.options.tp | default 1) (.options.pp | default 1) (.options.dp | default 1)) .nodes.count -}}
 {{- end }}
 
 {{/* Seconds of a worker from SIGTERM to its end: as the worker itself counts them, margin for KV on its way included. */}}

@@ -44,6 +44,9 @@ autoscaling.targets are all 0: there is nothing to scale a {{ .role }} pool by
 {{- if mod $tp $nodes }}
 options.tp is {{ $tp }}, which can't be divided among {{ $nodes }} nodes: make it a multiple of nodes.count
 {{- end }}
+{{- if gt (int (.pool.options.pp | default 1)) 1 }}
+options.pp is {{ .pool.options.pp }}, but all stages of a worker are on one node: set nodes.count to 1
+{{- end }}
 {{- if gt (int (.pool.options.dp | default 1)) 1 }}
 options.dp is {{ .pool.options.dp }}, but a worker over several nodes has one scheduler: raise replicas in its place
 {{- end }}
@@ -61,7 +64,7 @@ nodes.exclusiveTopology is for a LeaderWorkerSet, which the cluster does not off
 {{- $device := .options.device | default "auto" }}
 {{- $processes := include "diptych.processes" . | int }}
 {{- if and $gpus (ne $gpus $processes) }}
-gpu.count is {{ $gpus }}, but options.tp {{ .options.tp | default 1 }} × options.dp {{ .options.dp | default 1 }} make {{ $processes }} processes{{ if gt (int .nodes.count) 1 }} on each of {{ .nodes.count }} nodes{{ end }}, each with one GPU: make them equal
+gpu.count is {{ $gpus }}, but options.tp {{ .options.tp | default 1 }} × options.pp {{ .options.pp | default 1 }} × options.dp {{ .options.dp | default 1 }} make {{ $processes }} processes{{ if gt (int .nodes.count) 1 }} on each of {{ .nodes.count }} nodes{{ end }}, each with one GPU: make them equal
 {{- end }}
 {{- if and $gpus (has $device (list "cpu" "sim")) }}
 gpu.count is {{ $gpus }}, but options.device {{ $device }} uses none: set one of them differently
@@ -80,6 +83,9 @@ rdma.require asks for --kv-require=rdma, but options.kvRequire is {{ .options.kv
 {{- end }}
 {{- if and (eq (.options.kvBackend | default "ucx") "nixl") (or .rdma.require (ne (.options.kvRequire | default "any") "any")) }}
 options.kvBackend nixl does not tell its lanes: leave out rdma.require and options.kvRequire
+{{- end }}
+{{- if and (or .fileCache.mib .sharedCache.url) (gt (int (.options.pp | default 1)) 1) }}
+options.pp is {{ .options.pp }}, but stages keep no KV in files or a store: leave out fileCache and sharedCache
 {{- end }}
 {{- if and .fileCache.mib $gpus }}
 fileCache.mib is {{ .fileCache.mib }}, but KV of GPUs is not kept in files: leave it out (options.hostCacheMib keeps some in host memory)

@@ -44,6 +44,12 @@ class Region:
     dtype: str  # a key of DTYPE_NBYTES
     total_heads: int  # of the model, on all ranks
     reach: Reach = "all"
+    total_layers: tuple[int, ...] = ()  # of the model, on all pipeline stages; empty: there is one, and has `layers`
+
+    @property
+    def model_layers(self) -> tuple[int, ...]:
+        """Those of the region in the whole model."""
+        return self.total_layers or self.layers
 
     def shape(self, page_size: int) -> tuple[int, int, int, int, int]:
         return (len(self.layers), self.num_planes, page_size, self.num_heads, self.head_dim)
@@ -66,11 +72,22 @@ class Region:
             raise ConfigError(f"every dimension of a KV pool must be at least 1: {self.shape(page_size)}")
         if self.layers[0] < 0 or any(one >= other for one, other in pairwise(self.layers)):
             raise ConfigError(f"layers of a KV region must ascend: {self.layers}")
+        if self.total_layers:
+            self._validate_stage()
         if self.layer_nbytes(page_size) % 8:
             raise ConfigError(f"a layer of a KV page must be a multiple of 8 bytes, not {self.layer_nbytes(page_size)}")
         if self.reach != "all":
             known = "is not held by pages yet" if self.reach in get_args(Reach) else "is unknown"
             raise ConfigError(f"a KV region of reach {self.reach!r} {known}")
+
+    def _validate_stage(self) -> None:
+        """Raise `ConfigError` unless the layers are neighbours among those of the model."""
+        every = self.total_layers
+        if every[0] < 0 or any(one >= other for one, other in pairwise(every)) or self.layers[0] not in every:
+            raise ConfigError(f"layers of a KV region are not those of a stage: {self.layers} of {every}")
+        first = every.index(self.layers[0])
+        if every[first : first + len(self.layers)] != self.layers:
+            raise ConfigError(f"layers of a stage must follow each other in the model: {self.layers} of {every}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +98,7 @@ class PoolLayout:
     page_size: int  # tokens a page
     regions: tuple[Region, ...]  # in the order in which they lie in a page
     rank: int = 0
-    num_ranks: int = 1  # that share the heads of each region
+    num_ranks: int = 1  # that share the heads of each region; ranks with other layers are not counted
     state_nbytes: int = 0  # of a state on all ranks, each of which has an equal run of it; 0: pages hold none
 
     @staticmethod
@@ -121,7 +138,7 @@ class PoolLayout:
     @property
     def num_layers(self) -> int:
         """The layers of the model: windows of layers are cut from these."""
-        return 1 + max(region.layers[-1] for region in self.regions)
+        return 1 + max(region.model_layers[-1] for region in self.regions)
 
     @property
     def layer_nbytes(self) -> int:
@@ -182,4 +199,4 @@ def layout_from_wire(wire: bootstrap_pb2.KvLayout) -> PoolLayout:
 
 def _region_from_wire(wire: bootstrap_pb2.KvRegion) -> Region:
     said = {field.name: getattr(wire, field.name) for field in fields(Region)}
-    return Region(**said | {"layers": tuple(wire.layers)})
+    return Region(**said | {"layers": tuple(wire.layers), "total_layers": tuple(wire.total_layers)})

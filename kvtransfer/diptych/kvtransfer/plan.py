@@ -6,6 +6,9 @@ that both ranks have. Parts land one after the other in the target's region itse
 unpacks it in place once it was verified. Regions with equal pages and heads move as they are, and neighbours among them
 as one run.
 
+Where ranks have some of the layers each, as the stages of a pipeline do, a plan is about the layers that both pools
+have: they are neighbours in both, and so one run of bytes, or one run of parts, as a region of their own would be.
+
 Pages that hold a state, and no tokens, become pages of another size or of other ranks by runs of bytes (`state_plan`).
 
 Ranks that outnumber the heads of a region hold copies of them. Each copy at the target has its own senders among the
@@ -48,6 +51,12 @@ class Shard:
         """Return one for each region."""
         pairs = zip(layout.regions, layout.offsets, strict=True)
         return tuple(Shard(layout, region, offset) for region, offset in pairs)
+
+    def of_layers(self, layers: tuple[int, ...]) -> Shard:
+        """Return the same of some layers of the region, which follow each other there."""
+        first = self.region.layers.index(layers[0])
+        offset = self.offset + first * self.region.layer_nbytes(self.page_size)
+        return replace(self, region=replace(self.region, layers=layers), offset=offset)
 
     @property
     def page_size(self) -> int:
@@ -171,8 +180,7 @@ class Conversion:
 def plan(src: PoolLayout, dst: PoolLayout) -> Copies | None:
     """Return how the rank of `src` writes to that of `dst`; None: it sends it nothing. Raises `LayoutMismatch`."""
     check(src, dst)
-    pairs = zip(Shard.all_of(src), Shard.all_of(dst), strict=True)
-    copies = tuple(copy for one, other in pairs if (copy := _copy(one, other)))
+    copies = tuple(copy for one, other in _common(src, dst) if (copy := _copy(one, other)))
     for copy in copies:
         _check_row(copy)
     states = state_runs(src, dst)
@@ -180,19 +188,21 @@ def plan(src: PoolLayout, dst: PoolLayout) -> Copies | None:
 
 
 def parts_of(src: PoolLayout, dst: PoolLayout) -> tuple[Parts, ...]:
-    """Return the parts that land in each region of a page of `dst`. `src` may be that of any of the source's ranks."""
-    return tuple(_parts(*pair) for pair in zip(Shard.all_of(src), Shard.all_of(dst), strict=True))
+    """Return the parts that land in each region of a page of `dst`, in layers that `src` has, too.
+
+    `src` may be that of any of the source's ranks with these layers.
+    """
+    return tuple(_parts(*pair) for pair in _common(src, dst))
 
 
 def linked_ranks(one: PoolLayout, others: Sequence[PoolLayout]) -> tuple[int, ...]:
     """Return the ranks of the other side to which the rank of `one` writes, or which write to it."""
-    return tuple(other.rank for other in others if plan(one, other) or plan(other, one))
+    return tuple(rank for rank, other in enumerate(others) if plan(one, other) or plan(other, one))
 
 
 def check(src: PoolLayout, dst: PoolLayout) -> None:
     """Raise `LayoutMismatch` unless pages of the one can become pages of the other."""
-    shards = Shard.all_of(src), Shard.all_of(dst)
-    for shard in (*shards[0], *shards[1]):
+    for shard in (*Shard.all_of(src), *Shard.all_of(dst)):
         shard.validate()
     if _model(src) != _model(dst):
         raise LayoutMismatch(
@@ -200,7 +210,7 @@ def check(src: PoolLayout, dst: PoolLayout) -> None:
         )
     if src.state_nbytes != dst.state_nbytes:
         raise LayoutMismatch(f"states of another model: {src.state_nbytes} and {dst.state_nbytes} bytes")
-    for one, other in zip(*shards, strict=True):
+    for one, other in _common(src, dst):
         if not one.equals(other):
             _check_words(one)
             _check_words(other)
@@ -265,6 +275,14 @@ def _copy(src: Shard, dst: Shard) -> Copy | None:
     return Copy(pack, src.region.layers, 0, at, pack.layer_nbytes, turn, num_turns)
 
 
+def _common(src: PoolLayout, dst: PoolLayout) -> Iterator[tuple[Shard, Shard]]:
+    """Yield each region of both, as far as both have its layers."""
+    for one, other in zip(Shard.all_of(src), Shard.all_of(dst), strict=True):
+        theirs = frozenset(other.region.layers)
+        if layers := tuple(layer for layer in one.region.layers if layer in theirs):
+            yield one.of_layers(layers), other.of_layers(layers)
+
+
 def _pack(src: Shard, dst: Shard, first_head: int, end_head: int) -> PagePack:
     region = src.region
     return PagePack(
@@ -310,9 +328,12 @@ def _senders(num_src: int, num_dst: int, copy: int) -> list[int]:
 
 def _model(layout: PoolLayout) -> tuple[Region, ...]:
     """The regions as every pool of a model has them."""
-    return tuple(replace(region, num_heads=region.total_heads, dtype="") for region in layout.regions)
+    return tuple(
+        replace(region, num_heads=region.total_heads, dtype="", layers=region.model_layers, total_layers=())
+        for region in layout.regions
+    )
 
 
 def _words(layout: PoolLayout) -> str:
-    shapes = [[len(r.layers), r.num_planes, r.total_heads, r.head_dim] for r in layout.regions]
+    shapes = [[len(r.model_layers), r.num_planes, r.total_heads, r.head_dim] for r in layout.regions]
     return ", ".join(map(str, shapes))

@@ -52,7 +52,7 @@ class KvLayout(_message.Message):
     def __init__(self, num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[KvRegion, _Mapping]]] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., state_nbytes: _Optional[int] = ...) -> None: ...
 
 class KvRegion(_message.Message):
-    __slots__ = ("layers", "num_planes", "num_heads", "head_dim", "dtype", "total_heads", "reach")
+    __slots__ = ("layers", "num_planes", "num_heads", "head_dim", "dtype", "total_heads", "reach", "total_layers")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     NUM_PLANES_FIELD_NUMBER: _ClassVar[int]
     NUM_HEADS_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class KvRegion(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_HEADS_FIELD_NUMBER: _ClassVar[int]
     REACH_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_LAYERS_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedScalarFieldContainer[int]
     num_planes: int
     num_heads: int
@@ -67,7 +68,8 @@ class KvRegion(_message.Message):
     dtype: str
     total_heads: int
     reach: str
-    def __init__(self, layers: _Optional[_Iterable[int]] = ..., num_planes: _Optional[int] = ..., num_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., total_heads: _Optional[int] = ..., reach: _Optional[str] = ...) -> None: ...
+    total_layers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, layers: _Optional[_Iterable[int]] = ..., num_planes: _Optional[int] = ..., num_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., total_heads: _Optional[int] = ..., reach: _Optional[str] = ..., total_layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TransferInfo(_message.Message):
     __slots__ = ("engine_metadata", "layout", "weights_door")

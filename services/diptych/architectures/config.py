@@ -188,6 +188,14 @@ class DraftLayers:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """Which of a model's layers those of a configuration are: neighbours, as one stage of a pipeline has them."""
+
+    first_layer: int
+    num_layers: int  # of the whole model
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Shape and constants of one model. The defaults are Llama's."""
 
@@ -253,11 +261,22 @@ class ModelConfig:
     num_next_layers: int = 0  # that a checkpoint has behind these layers, and that predict further tokens
     joins_rows: bool = False  # a token begins with its embedding and the hidden row before it: see `next_layer`
     eagle: EagleHead | None = None  # it joins rows that are made of several layers' in a way of its own
+    stage: Stage | None = None  # of a pipeline, whose layers these are; None: they are all
 
     @property
     def sees_images_whole(self) -> bool:
         """Whether the rows of an image see each other, in front and behind."""
         return self.vision is not None and self.vision.is_whole
+
+    @property
+    def has_first_layer(self) -> bool:
+        """Whether what is before the layers is here, too."""
+        return self.stage is None or self.stage.first_layer == 0
+
+    @property
+    def has_last_layer(self) -> bool:
+        """Whether what is behind the layers is here, too."""
+        return self.stage is None or self.stage.first_layer + self.num_layers == self.stage.num_layers
 
     @property
     def score_scale(self) -> float:

@@ -3,6 +3,7 @@
 Attention is split by heads, feed-forward networks by columns of the hidden layer, the vocabulary by tokens. Ranks that
 outnumber the KV heads share them: neighbours hold the same one. A vocabulary that does not divide is padded. Experts
 are split by columns, too, or dealt out whole (expert parallel): then a rank takes nothing of the others' matrices.
+A rank of a pipeline's stage takes its part of the stage's layers, and nothing of the others.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.fair_shares import check_divides, check_experts
 from diptych.architectures.placement import Piece, Placed, Split
 from diptych.architectures.size import EXPERT
+from diptych.architectures.stages import of_stage, target_in_stage
 from diptych.checkpoints.quantization.weight import Stored, rows_of
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import Array, QuantizedArray, stack
@@ -31,9 +33,15 @@ class Shard:
     size: int
     whole_experts: bool = False  # each rank has some, instead of a part of each
     owned: Callable[[int], Container[int]] | None = None  # by layer, where others share them, too; None: as above
+    layers: range | None = None  # of the rank's stage; None: all
 
     def config(self, model: ModelConfig) -> ModelConfig:
         """Return the model as this rank's layers compute it; its vocabulary stays whole. Raises `ConfigError`."""
+        cut = self._cut_layers(model)
+        return cut if self.layers is None else of_stage(cut, self.layers)
+
+    def _cut_layers(self, model: ModelConfig) -> ModelConfig:
+        """Return the model with this rank's part of every layer."""
         check_divides(model, self.size)
         if self.whole_experts and model.moe is not None and self.owned is None:
             check_experts(model, self.size)
@@ -75,16 +83,18 @@ class Shard:
         Of a tensor without cuts it takes nothing.
         """
         head = model.eagle and replace(model.eagle, num_rows=self.vocab_rows(model.eagle.num_rows))
-        local = replace(self.config(model), vocab_size=self.vocab_rows(model.vocab_size), eagle=head)
+        local = replace(self._cut_layers(model), vocab_size=self.vocab_rows(model.vocab_size), eagle=head)
         pairs = zip(place(model), place(local), strict=True)
         own = local.moe.own if local.moe else None
         owned = self.owned or (None if own is None else lambda layer: own)
         return [
-            (name, () if _is_foreign(whole, owned) else self._cuts(whole, part)) for (name, whole), (_, part) in pairs
+            (name, () if _is_foreign(whole, owned) else self._cuts(model, whole, part))
+            for (name, whole), (_, part) in pairs
         ]
 
-    def _cuts(self, whole: tuple[Piece, ...], part: tuple[Piece, ...]) -> tuple[Cut, ...]:
-        return tuple(self._cut(full, local) for full, local in zip(whole, part, strict=True))
+    def _cuts(self, model: ModelConfig, whole: tuple[Piece, ...], part: tuple[Piece, ...]) -> tuple[Cut, ...]:
+        cuts = tuple(self._cut(full, local) for full, local in zip(whole, part, strict=True))
+        return cuts if self.layers is None else _in_stage(cuts, model, self.layers)
 
     def _cut(self, full: Piece, local: Piece) -> Cut:
         if full.split is Split.NONE:
@@ -101,6 +111,17 @@ class Cut:
     full: Piece  # as the checkpoint has it
     local: Piece  # as the rank has it
     start: int  # first row or column, by the piece's split
+
+
+def _in_stage(cuts: tuple[Cut, ...], model: ModelConfig, layers: range) -> tuple[Cut, ...]:
+    """Return the cuts as a stage calls where they go; none of a tensor that other stages have."""
+    found = []
+    for cut in cuts:
+        target = target_in_stage(cut.full.target, layers, model.num_layers, tied=model.tie_embeddings)
+        if target is None:
+            return ()
+        found.append(replace(cut, local=replace(cut.local, target=target)))
+    return tuple(found)
 
 
 def _is_foreign(pieces: tuple[Piece, ...], owned: Callable[[int], Container[int]] | None) -> bool:

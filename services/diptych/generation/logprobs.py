@@ -60,9 +60,16 @@ def join(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
         parts[0].num_top,
         tuple(token_id for part in parts for token_id in part.top_ids),
         tuple(value for part in parts for value in part.top_logprobs),
-        parts[0].asked_ids,
-        tuple(value for part in parts for value in part.asked_logprobs),
+        *_joined_asked(parts),
     )
+
+
+def _joined_asked(parts: Sequence[TokenLogprobs]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return what all of them tell of: a worker of an older version may have told nothing."""
+    asked = parts[0].asked_ids
+    if any(part.asked_ids != asked for part in parts):
+        return (), ()
+    return asked, tuple(value for part in parts for value in part.asked_logprobs)
 
 
 def of_rows(batch: LogprobsBatch, start: int, stop: int, num_top: int) -> TokenLogprobs:

@@ -34,6 +34,7 @@ def test_the_leader_of_a_group_serves_where_it_is_said_to() -> None:
         ({"node_rank": 2}, "--node-rank is 2: of --nnodes 2 they are 0 and up"),
         ({"tp": 3}, "--tp 3 can't be divided among --nnodes 2"),
         ({"dp": 2}, "--nnodes needs --dp 1"),
+        ({"pp": 2}, "--nnodes divides the processes of --tp, and stages are on one host yet"),
         ({"port": 9}, "--port 9 of node 0 is not that of --leader"),
         ({"nnodes": 1}, "--leader is for a group over several nodes"),
         ({"node_wait_s": 0.0}, "--node-wait-s must be positive"),

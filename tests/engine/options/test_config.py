@@ -89,6 +89,30 @@ def test_schedulers_that_share_experts_refuse_what_is_no_common_step(changes: An
 
 
 @pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"pp": 0}, "--pp must be at least 1"),
+        ({"device": "sim", "tp": 1}, "--device sim needs --pp 1"),
+        ({"dp": 2, "dp_attention": True}, "--pp is not for --dp-attention"),
+        ({"speculate": "draft:/model"}, "--pp does not take --speculate draft:/model"),
+        ({"speculate": "mtp"}, "--pp does not take --speculate mtp"),
+        ({"speculate": "eagle:/head"}, "--pp does not take --speculate eagle:/head"),
+        ({"lora": ("a=/a",)}, "--pp takes no adapters"),
+        ({"deterministic": True}, "--deterministic is not for --pp"),
+        ({"file_cache_dir": "/tmp", "file_cache_mib": 1}, "--file-cache-dir keeps pages of as many bytes"),
+        ({"shared_cache": "file:/tmp", "shared_cache_mib": 1}, "--shared-cache keeps pages of as many bytes"),
+    ],
+)
+def test_stages_of_a_pipeline_refuse_what_is_not_made_for_them(changes: Any, words: str) -> None:
+    options = EngineOptions(pp=2, tp=2, speculate="suffix")
+    options.validate()
+    assert (options.on("cuda").cuda_graphs, options.num_lora_slots) == ("off", 0)
+    assert (options.num_ranks, options.of_group(1).base_gpu) == (4, 4)
+    with pytest.raises(ConfigError, match=words):
+        replace(options, **changes).validate()
+
+
+@pytest.mark.parametrize(
     "changes", [{"max_loras": 8, "max_loaded_loras": 2}, {"max_loras": 0, "max_loaded_loras": 4, "lora": ("a=/a",)}]
 )
 def test_fewer_loaded_adapters_than_slots_are_refused_and_some_without_a_slot(changes: Any) -> None:

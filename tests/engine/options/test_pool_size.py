@@ -10,12 +10,16 @@ import pytest
 from tiny_config import tiny_config
 
 from diptych.architectures.recurrent import DeltaNet, Recurrent
+from diptych.architectures.stages import stage_layers
+from diptych.checkpoints.shard import Shard
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import (
     check_pool,
+    head_share,
     likely_device,
+    num_host_slots,
     pool_layout,
     pool_words,
     token_nbytes,
@@ -149,6 +153,24 @@ def test_each_rank_holds_its_own_heads_only() -> None:
         check_pool(WIDE, dataclasses.replace(options, tp=1), Role.DECODE, "cpu")
     with pytest.raises(ConfigError, match="--tp 3 does not divide"):
         check_pool(WIDE, dataclasses.replace(options, tp=3), Role.DECODE, "cpu")
+
+
+def test_stages_of_a_pipeline_have_as_many_pages_and_slots_as_the_one_with_the_most_layers() -> None:
+    model = dataclasses.replace(MODEL, num_layers=3, vocab_size=1000)  # embeddings weigh more than a layer
+    options = EngineOptions(kv_cache_mib=1, host_cache_mib=1, dtype="float32", pp=2, tp=2)
+    check_pool(model, options, Role.DECODE, "cpu")
+    stages, layouts = stage_layers(model, 2), []
+    for rank in range(4):
+        part = Shard(rank % 2, 2, layers=stages[rank // 2]).config(model)
+        layouts.append(pool_layout(part, options, head_share(model, options, rank), model))
+    assert [len(layout.sole_region.layers) for layout in layouts] == [2, 2, 1, 1]
+    assert {layout.num_pages for layout in layouts} == {2**20 // layouts[0].page_nbytes}
+    assert {num_host_slots(layout, options, model) for layout in layouts} == {2**20 // layouts[0].page_nbytes}
+    assert [layout.rank for layout in layouts] == [0, 1, 0, 1]
+    assert [layout.sole_region.layers for layout in layouts[1:3]] == [(0, 1), (2,)]
+    assert {layout.num_layers for layout in layouts} == {3}
+    with pytest.raises(ConfigError, match="--pp 4 is more than the 3 layers"):
+        check_pool(model, dataclasses.replace(options, pp=4), Role.DECODE, "cpu")
 
 
 def test_what_a_gpu_has_left_is_not_guessed_and_what_was_given_there_counts_in_its_own_type() -> None:

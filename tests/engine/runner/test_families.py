@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from thread_ranks import on_stages
 from torch import Tensor
 
-from diptych.checkpoints.source import open_model
+from diptych.architectures.config import ModelConfig
+from diptych.architectures.stages import stage_layers
+from diptych.checkpoints.source import keeping_all, open_model
+from diptych.common.errors import ConfigError
 from diptych.engine.tensor_parallel.sum_rule import SumRule
+from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
 NewDriver = Callable[..., Any]
 EQUAL: dict[str, Any] = {"atol": 0.0, "rtol": 0.0}
@@ -27,6 +34,12 @@ OF_FOUR_RANKS = (  # heads: plain, biased, fused, gated, with sinks, of two kind
         "gemma4, experts beside a network",
     ),
     *("deepseek v3", "deepseek v3.2", "mixtral", "qwen3 moe", "qwen2 moe", "ernie4.5 moe", "minimax m2", "qwen3 next"),
+)
+
+
+OF_STAGES = (  # ends: tied, scaled, capped, with norms before or behind blocks; layers of several kinds
+    *("llama", "llama, tied, one KV head", "gpt oss", "gemma2", "gemma3", "olmo2", "granite", "nemotron"),
+    *("llama 4", "deepseek v3", "mixtral", "qwen3 moe, normalised, some layers dense", "minimax m2"),
 )
 
 
@@ -100,6 +113,47 @@ def assert_ranks_compute_what_one_does(
         plain, plain_calls = on_ranks(size, compute)
         assert torch.equal(plain, together)
         assert its_calls["all_reduce"] + its_calls["fused"] == plain_calls["all_reduce"]
+
+
+@pytest.mark.parametrize("family_model", OF_STAGES, indirect=True)
+def test_stages_of_a_pipeline_compute_the_bits_of_one_process(new_driver: NewDriver, family_model: Any) -> None:
+    """Behind a step of which no row is sampled."""
+    source = keeping_all(open_model(str(family_model.folder)))
+
+    def compute(communicator: Any) -> Tensor:
+        driver = new_driver(source, communicator=communicator)
+        prompts = dict(enumerate(family_model.prompts))
+        driver.runner.logits(without_samples(driver.batch(ForwardMode.EXTEND, {i: [2, 3] for i in prompts})))
+        return torch.cat([driver.extend(prompts), driver.decode(dict.fromkeys(prompts, 3))])
+
+    assert torch.equal(on_stages(min(3, source.config.num_layers), compute), compute(None))
+
+
+REFUSED = ("keep a state", "images", "chosen", "borrow", "embedding of its own")
+
+
+def test_every_family_has_stages_of_all_its_layers_or_is_refused_in_words(
+    family_configs: dict[str, ModelConfig],
+) -> None:
+    refused = {name: words for name, config in family_configs.items() if (words := refusal(config))}
+    assert all(any(known in words for known in REFUSED) for words in refused.values()), refused
+    assert not refused.keys() & {*OF_STAGES}
+    assert len(refused) < len(family_configs) / 2
+
+
+def refusal(config: ModelConfig) -> str:
+    """Say why a model has no stages; nothing if it has."""
+    try:
+        stages = stage_layers(replace(config, keeps_all=True), min(3, config.num_layers))
+    except ConfigError as error:
+        return str(error)
+    assert [layer for stage in stages for layer in stage] == list(range(config.num_layers))
+    return ""
+
+
+def without_samples(batch: ForwardBatch) -> ForwardBatch:
+    """The step as one of prompts that go on behind it."""
+    return replace(batch, num_sampled=np.zeros_like(batch.num_sampled))
 
 
 def test_a_request_has_the_same_bits_in_any_batch_and_however_its_prompt_is_cut(

@@ -68,6 +68,17 @@ def test_workers_pair_only_with_as_many_ranks_where_layers_with_heads_of_two_wid
     assert shapes(replace(model, keeps_all=True)) == {heads}
 
 
+def test_workers_pair_only_with_those_that_have_the_same_logit_processors() -> None:
+    source: Any = SimpleNamespace(config=tiny_config(), weights_id="")
+    layout = kv_layout(source.config, 8, 4, "float32")
+
+    def shape(*processors: str) -> str:
+        options = EngineOptions(logit_processors=processors)
+        return worker_terms(source, "ucx", layout, TransferRules(), options, "").kv_shape
+
+    assert shape("b=os:f", "a=os:g") == shape("a=io:f", "b=io:g") == f"{shape()}, logit processors a, b"
+
+
 def test_workers_pair_only_with_equal_types_of_layers_where_these_have_states() -> None:
     """Bytes of a state go as they are to pages of any size and to any ranks."""
     model = tiny_config(recurrent=Recurrent((0,), ShortConv(32, 3)))

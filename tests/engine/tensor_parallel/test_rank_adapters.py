@@ -51,6 +51,9 @@ class Host:
     def drop(self, weights: str) -> None:
         self.done.append(f"without {weights}")
 
+    def finish(self) -> None:
+        raise AssertionError("no pipeline")
+
     def serve_others(self) -> None:
         raise AssertionError("nobody shares experts")
 

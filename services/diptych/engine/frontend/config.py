@@ -94,8 +94,8 @@ class WorkerConfig(EngineOptions, TrustConfig):
             raise ConfigError(f"--tokenizer-cache-bytes must not be negative, as {self.tokenizer_cache_bytes} is")
         if self.drain_s < 0:
             raise ConfigError(f"--drain-s must not be negative, as {self.drain_s} is")
-        if self.weights_from == "peers" and self.tp > 1:
-            raise ConfigError("--weights-from peers needs --tp 1: ranks read their parts from disk")
+        if self.weights_from == "peers" and self.num_ranks > 1:
+            raise ConfigError("--weights-from peers needs --tp 1 and --pp 1: ranks read their parts from disk")
         if self.weights_from == "peers" and self.dp_attention:
             raise ConfigError("--weights-from peers is not for --dp-attention: ranks read their experts from disk")
         if self.weights_from == "peers" and self.device == "sim":
@@ -126,6 +126,8 @@ class WorkerConfig(EngineOptions, TrustConfig):
             raise ConfigError(f"--tp {self.tp} can't be divided among --nnodes {self.nnodes}: all have equally many")
         if self.dp > 1:
             raise ConfigError("--nnodes needs --dp 1: start a group of nodes for each scheduler")
+        if self.pp > 1:
+            raise ConfigError("--nnodes divides the processes of --tp, and stages are on one host yet: give --pp 1")
         if not self.node_wait_s > 0:
             raise ConfigError(f"--node-wait-s must be positive, not {self.node_wait_s}")
         if is_loopback(self.host) and not is_loopback(host):

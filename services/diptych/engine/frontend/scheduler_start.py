@@ -39,8 +39,9 @@ def check_encodes(model: ModelConfig, options: EngineOptions, *, pulls: bool) ->
     """Raise `ConfigError` where a worker can't encode images for others."""
     if model.tower is None:
         raise ConfigError(f"an encode worker needs a model that sees images: {model.model_id} sees none")
-    if options.tp > 1:
-        raise ConfigError("an encode worker has one rank, because each rank has a part of every page: give --tp 1")
+    if options.num_ranks > 1:
+        words = "because each rank has a part of every page"
+        raise ConfigError(f"an encode worker has one rank, {words}: give --tp 1 and --pp 1")
     if options.dp_attention:
         words = "schedulers that share experts step together, and a step that encodes images has nothing for experts"
         raise ConfigError(f"{words}: start an encode worker without --dp-attention")

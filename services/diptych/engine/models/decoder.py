@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -15,17 +15,16 @@ from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.arithmetic.axial_rope import AxialRope
 from diptych.engine.models.arithmetic.ops import Ops
+from diptych.engine.models.ends import RELEASED, new_ends
 from diptych.engine.models.layer import Layer, new_layer
 from diptych.engine.models.layers.buffers import Buffers, Widths
 from diptych.engine.models.layers.layer_communicator import LayerCommunicator, Stream
-from diptych.engine.models.layers.layer_end import PerLayerInputs
-from diptych.engine.models.layers.norm import Norm, new_norm
 from diptych.engine.models.layers.recurrent import trials
 from diptych.engine.models.layers.recurrent.trials import LayerStates
 from diptych.engine.models.layers.row_joint import HeadJoint, RowJoint
-from diptych.engine.models.matrices.matrix import Matrix
 from diptych.engine.models.matrices.weights import Weights
 from diptych.engine.models.pieces import Pieces, at_once
+from diptych.engine.models.stages import Stages
 from diptych.engine.models.vision_tower import VisionTower
 from diptych.engine.values.batch import OnLayer
 
@@ -53,47 +52,30 @@ class Rows(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """What is before and behind the layers."""
-
-    embed: Matrix
-    lm_head: Matrix
-    per_layer: PerLayerInputs | None
-    input_norm: Norm | None
-
-
-class _Released:
-    """Implements `Matrix` where there is none any more."""
-
-    def multiply(self, x: Tensor, out: Tensor) -> None:
-        raise AssertionError("the weights were released")
-
-    def rows(self, ids: Tensor) -> Tensor:
-        raise AssertionError("the weights were released")
-
-
-_RELEASED: Final = _Released()
 _NOTHING: Final = Layer(None, None, None, None, None, None, None, None, None)
 
 
 class Decoder:
-    """A loaded model. It keeps no state between steps: the KV pool is the attention backend's."""
+    """A loaded model, or a stage of one. It keeps no state between steps: the KV pool is the attention backend's."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype, stages: Stages | None = None
+    ) -> None:
+        """`stages`: of the pipeline, if the layers of `config` are those of a stage."""
         self._config = config
+        self._stages = stages
         self._ops = ops
         self._dtype = dtype
         adds_rows = config.tower is not None and bool(config.tower.taps)
         # at the end of such layers stands something else, or all of their rows are looked at
-        may_scatter = not (config.layer_scales or adds_rows or config.taps)
+        may_scatter = not (config.layer_scales or adds_rows or config.taps or stages is not None)
         self._communicator = LayerCommunicator(ops, config.rms_norm_eps, config.residual_scale, may_scatter=may_scatter)
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
         self._head = None if config.eagle is None else HeadJoint.build(config, weights, ops)
         self._joint = RowJoint.build(config, weights, ops) if config.joins_rows and self._head is None else None
         self._taps = {layer: place for place, layer in enumerate(config.taps)}
-        self._ends = _new_ends(config, noted := weights.noted(), ops, dtype)
+        self._ends = new_ends(config, noted := weights.noted(), ops, dtype)
         self.made_of = [noted.names]  # the names of what each part is made of: of `ENDS`, then of the layers
         self._places = {layer: place for place, layer in enumerate(config.attention_layers)}
         self._widths = [Widths.of_layer(config, index) for index in range(config.num_layers)]
@@ -115,7 +97,7 @@ class Decoder:
         Behind the layers is the tower, in a model that has one.
         """
         if part == ENDS:
-            self._ends = _new_ends(self._config, weights, self._ops, self._dtype)
+            self._ends = new_ends(self._config, weights, self._ops, self._dtype)
             return
         index = part - 1
         if index == len(self._layers):
@@ -127,7 +109,7 @@ class Decoder:
 
     def release(self) -> None:
         """Drop what all parts are made of. No step may run until each was made anew."""
-        self._ends = Ends(_RELEASED, _RELEASED, None, None)
+        self._ends = RELEASED
         self._layers[:] = self._decompressed[:] = [_NOTHING] * len(self._layers)
         self.tower = None
 
@@ -169,16 +151,29 @@ class Decoder:
             self._look_back(layers, index, batch, attention, states, own)
             if on_layer is not None:
                 on_layer(index)
+        if not self._config.has_last_layer:
+            return self._hand_on(stream, buffers[-1], len(batch.logits_rows))
         picked, last = buffers[-1].picked(batch.logits_rows), self._communicator.pick(stream, batch.logits_rows)
         logits = self._last(last, picked)
         if batch.watcher is not None:
             batch.watcher.out(picked.normed)
+        if self._stages is not None:
+            self._stages.bring_back(logits)
         if self._head is not None:
             assert rows is not None
             out = last.x[: batch.host.num_samples]
             rows.of_step(len(out)).copy_(out)
         elif rows is not None:
             self._keep(rows, batch, stream, picked, buffers[-1])
+        return logits
+
+    def _hand_on(self, stream: Stream, buffers: Buffers, num_rows: int) -> Tensor:
+        """Finish the last layer of a stage for all tokens, and send them on; return the logits on rank 0."""
+        assert self._stages is not None
+        self._finish(self._layers[-1], stream, buffers)
+        self._stages.send(stream.x)
+        logits = stream.x.new_empty(num_rows, self._config.output_size)
+        self._stages.bring_back(logits)
         return logits
 
     def serve_others(self, device: torch.device) -> None:
@@ -245,7 +240,7 @@ class Decoder:
 
     def _begin(self, layers: Sequence[Layer], batch: StagedBatch, buffers: Buffers, rows: Rows | None) -> Tensor:
         """From tokens to the first attention; return this rank's rows of the residual stream."""
-        x = self._embedded(batch.input_ids)
+        x = self._embedded(batch.input_ids) if self._config.has_first_layer else self._received(batch.input_ids)
         if batch.image_tokens is not None and batch.image_rows is not None:
             x[batch.image_tokens] = batch.image_rows[0]
         if self._joint is not None:
@@ -307,6 +302,13 @@ class Decoder:
         self._finish(self._layers[-1], stream, buffers)
         return self._logits(buffers.normed) if self._config.pooling is None else buffers.normed.clone()
 
+    def _received(self, input_ids: Tensor) -> Tensor:
+        """Wait for what comes of these tokens out of the stage before."""
+        assert self._stages is not None
+        x = torch.empty(len(input_ids), self._config.hidden_size, dtype=self._dtype, device=input_ids.device)
+        self._stages.receive(x)
+        return x
+
     def _embedded(self, input_ids: Tensor) -> Tensor:
         x = self._ends.embed.rows(input_ids)
         return x if self._embedding_scale is None else x.mul_(self._embedding_scale)
@@ -336,15 +338,6 @@ class Decoder:
 def _serve_others(layer: Layer, nothing: Tensor) -> None:
     if layer.ffn is not None:
         layer.ffn.serve_others(nothing)
-
-
-def _new_ends(config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype) -> Ends:
-    return Ends(
-        weights.matrix("embed"),
-        weights.matrix("lm_head"),
-        PerLayerInputs.build(config, weights, ops, dtype),
-        new_norm(config, weights, ops, "0.input_norm") if config.pre_norms else None,
-    )
 
 
 def _new_tower(config: ModelConfig, weights: Weights, dtype: torch.dtype) -> VisionTower:

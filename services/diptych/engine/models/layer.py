@@ -32,7 +32,7 @@ class Layer:
     ffn_norm: Norm | None  # of what goes into the feed-forward network behind attention
     ffn: FeedForward | None
     ffn_post_norm: Tensor | None
-    next_norm: Norm | None  # the next layer's input norm; the last layer's is the model's
+    next_norm: Norm | None  # the next layer's input norm; the last layer's is the model's; behind a stage none
     end: LayerEnd | None  # that norms in place of `next_norm`
     made: DecompressedBlock | None = None  # `attention` again, where keys and values are made of latents
 
@@ -44,8 +44,10 @@ class Layer:
 
 def new_layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Layer:
     """Return the layer `index` of a model."""
-    name = "norm" if index == config.num_layers - 1 else f"{index + 1}.input_norm"
-    next_norm = new_norm(config, weights, ops, name) if config.pre_norms or name == "norm" else None
+    is_last = index == config.num_layers - 1
+    name = "norm" if is_last else f"{index + 1}.input_norm"
+    has_next = config.has_last_layer if is_last else config.pre_norms  # the next stage has that of its first layer
+    next_norm = new_norm(config, weights, ops, name) if has_next else None
     end = None
     if config.layer_scales and next_norm is not None:
         end, next_norm = LayerEnd.build(config, weights, ops, index, weights.norm(name)), None

@@ -48,6 +48,7 @@ KV_CACHE_MIB_ON: Final[Mapping[str, int]] = {"cpu": 512, "cuda": 0, "sim": 512} 
 
 _AT_LEAST_ONE: Final = (
     "tp",
+    "pp",
     "dp",
     "num_threads",
     "page_size",
@@ -92,6 +93,9 @@ class EngineOptions:
     )
     kv_cache_dtype: KvCacheDtype = option("auto", help="of keys and values; auto: as --dtype", group="engine")
     tp: int = option(1, help="processes that share one model's weights and KV (tensor parallel)", group="engine")
+    pp: int = option(
+        1, help="stages of --tp processes that have some of the layers each (pipeline parallel)", group="engine"
+    )
     expert_parallel: bool = option(
         False, help="each of --tp processes has some experts whole, instead of a part of each", group="engine"
     )
@@ -205,6 +209,7 @@ class EngineOptions:
         if self.device == "sim" and self.tp > 1:
             raise ConfigError("--device sim needs --tp 1: ranks are not simulated")
         self._check_dp_attention()
+        self._check_pp()
         if self.expert_parallel and self.tp == 1 and not self.dp_attention:
             raise ConfigError("--expert-parallel needs --tp above 1: it is how those processes share experts")
 
@@ -228,6 +233,29 @@ class EngineOptions:
         if self.deterministic:
             words = "whose sums depend on where experts are: leave it out"
             raise ConfigError(f"--deterministic is not for --dp-attention, {words}")
+
+    def _check_pp(self) -> None:
+        """Raises `ConfigError` for what stages of a pipeline can't do."""
+        if self.pp == 1:
+            return
+        if self.device == "sim":
+            raise ConfigError("--device sim needs --pp 1: stages are not simulated")
+        if self.dp_attention:
+            raise ConfigError("--pp is not for --dp-attention, whose schedulers step at once: leave out one of them")
+        if parse_speculate(self.speculate).has_layers:
+            words = "whose layers read those of the whole model: give suffix or ngram"
+            raise ConfigError(f"--pp does not take --speculate {self.speculate}, {words}")
+        if self.lora:
+            raise ConfigError(
+                "--pp takes no adapters, which change layers of all stages: leave out --lora, or give --tp"
+            )
+        if self.deterministic:
+            raise ConfigError("--deterministic is not for --pp yet: leave out one of them")
+        if self.file_cache_dir or self.shared_cache:
+            which = "--file-cache-dir" if self.file_cache_dir else "--shared-cache"
+            raise ConfigError(
+                f"{which} keeps pages of as many bytes on all ranks, and stages have others: leave it out"
+            )
 
     def _check_timing(self) -> None:
         if self.sim_timing == USUAL_TIMING:  # as of every worker that computes, which needs no model of steps for it
@@ -275,7 +303,7 @@ class EngineOptions:
         dtype: Dtype = DTYPE_ON[device] if self.dtype == "auto" else self.dtype
         kv_cache_mib = self.kv_cache_mib or KV_CACHE_MIB_ON[device]
         there = replace(self, device=device, dtype=dtype, kv_cache_mib=kv_cache_mib)
-        if self.dp_attention:  # a graph has one size, and what goes to experts another each time
+        if self.dp_attention or self.pp > 1:  # what goes to experts has other sizes each time; stages send in between
             there = replace(there, cuda_graphs="off")
         there._check_draft_model()
         there._check_dp_attention()
@@ -285,9 +313,14 @@ class EngineOptions:
     def given_sizes(self) -> GivenSizes:
         return GivenSizes(self.max_step_tokens, self.max_requests, self.max_graph_tokens)
 
+    @property
+    def num_ranks(self) -> int:
+        """The processes of one scheduler: rank r has the stage r // `tp`, and of its heads the part r % `tp`."""
+        return self.tp * self.pp
+
     def of_group(self, group: int) -> EngineOptions:
         """Return the options of one of the `dp` schedulers: each has GPUs of its own."""
-        return replace(self, base_gpu=self.base_gpu + group * self.tp)
+        return replace(self, base_gpu=self.base_gpu + group * self.num_ranks)
 
     @property
     def kv_dtype(self) -> str:
@@ -326,7 +359,8 @@ class EngineOptions:
 
     @property
     def num_lora_slots(self) -> int:
-        return self.max_loras if self.device != "sim" and not (self.deterministic or self.dp_attention) else 0
+        takes_none = self.device == "sim" or self.deterministic or self.dp_attention or self.pp > 1
+        return 0 if takes_none else self.max_loras
 
     @property
     def num_loaded_loras(self) -> int:
@@ -362,7 +396,7 @@ class SchedulerConfig:
     host: str = "localhost"  # at which its peers reach it: see `transfer_where`
     kv_backend: KvBackend = "ucx"
     retracted_s: float = RETRACTED_S  # see `Limits`
-    rank: int = 0  # of this process among `engine.tp`; 0 schedules, the others follow
+    rank: int = 0  # of this process among `engine.num_ranks`; 0 schedules, the others follow
     kv_path: KvPath = "auto"
     kv_require: Requirement = "any"
     weights_from: WeightsFrom = "disk"  # peers: the first command names them
@@ -386,7 +420,8 @@ class SchedulerConfig:
     @property
     def ranks_here(self) -> range:
         """The ranks that run on this node."""
-        return range(self.engine.tp) if self.place is None else self.place.ranks(self.engine.tp)
+        num_ranks = self.engine.num_ranks
+        return range(num_ranks) if self.place is None else self.place.ranks(num_ranks)
 
     @property
     def transfer_id(self) -> int:

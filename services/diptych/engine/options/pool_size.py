@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from diptych.architectures.fair_shares import check_divides
+from diptych.architectures.stages import check_stages, stage_layers
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.engine.schedule.pace.step_sizes import REQUEST_TOKENS, usual
@@ -32,16 +33,28 @@ MIB: Final = 2**20
 GPU_SIGNS: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/proc/driver/nvidia/gpus"))  # none: no GPU
 
 
-def pool_layout(model: ModelConfig, options: EngineOptions, share: HeadShare | None = None) -> PoolLayout:
+def pool_layout(
+    model: ModelConfig, options: EngineOptions, share: HeadShare | None = None, whole: ModelConfig | None = None
+) -> PoolLayout:
     """Return the largest pool that fits `kv_cache_mib`; `model` is what this process computes, `share` whose heads.
 
-    Raises `ConfigError` for one in which no request of `max_model_len` would ever fit.
+    All stages of a pipeline, which `whole` is cut into, have as many pages as the one whose pages are largest. Raises
+    `ConfigError` for a pool in which no request of `max_model_len` would ever fit.
     """
     one = with_states(whole_layout(model, options.page_size, options.kv_dtype, share), model, options.dtype)
-    layout = replace(one, num_pages=options.kv_cache_mib * MIB // one.page_nbytes)
-    _check_holds(model, layout, options, 1)
+    largest = largest_page_nbytes(one, whole or model, options)
+    layout = replace(one, num_pages=options.kv_cache_mib * MIB // largest)
+    _check_holds(model, layout, options, 1, largest)
     layout.validate()
     return layout
+
+
+def largest_page_nbytes(layout: PoolLayout, model: ModelConfig, options: EngineOptions) -> int:
+    """Return the bytes of a page of the stage of `model` with the most layers; `layout`: of any rank's pool."""
+    if options.pp == 1:
+        return layout.page_nbytes
+    most = max(map(len, stage_layers(model, options.pp)))
+    return most * layout.sole_region.layer_nbytes(layout.page_size)
 
 
 def whole_layout(model: ModelConfig, page_size: int, dtype: str, share: HeadShare | None = None) -> PoolLayout:
@@ -81,12 +94,15 @@ def request_state_nbytes(recurrent: Recurrent, options: EngineOptions) -> int:
 def check_pool(model: ModelConfig, options: EngineOptions, role: Role, device: DeviceKind) -> None:
     """Raise what a worker's processes would raise once they have begun. What a GPU has left only they can know."""
     check_divides(model, options.tp)
+    check_stages(model, options.pp)
     options = options.on(device)
     if options.kv_cache_mib:
         from diptych.checkpoints.shard import Shard
 
-        part = Shard(0, options.tp).config(model)
-        _check_holds(part, pool_layout(part, options), options, 2 if role is Role.UNIFIED else 1)
+        layers = max(stage_layers(model, options.pp), key=len) if options.pp > 1 else None
+        part = Shard(0, options.tp, layers=layers).config(model)
+        layout = pool_layout(part, options, None, model)
+        _check_holds(part, layout, options, 2 if role is Role.UNIFIED else 1, layout.page_nbytes)
 
 
 def likely_device(wanted: DeviceKind, signs: Sequence[Path] = GPU_SIGNS) -> DeviceKind:
@@ -96,10 +112,12 @@ def likely_device(wanted: DeviceKind, signs: Sequence[Path] = GPU_SIGNS) -> Devi
     return "cuda" if any(sign.exists() for sign in signs) else "cpu"
 
 
-def _check_holds(model: ModelConfig, layout: PoolLayout, options: EngineOptions, num_shares: int) -> None:
+def _check_holds(
+    model: ModelConfig, layout: PoolLayout, options: EngineOptions, num_shares: int, page_nbytes: int
+) -> None:
     """A worker that prefills and decodes gives either no more than its share of the pool.
 
-    `model` is what this process computes.
+    `model` is what this process computes; `page_nbytes` of the largest page of any stage.
     """
     page_size, longest = layout.page_size, options.max_model_len
     windows = window_pages(model, usual(options.given_sizes).sizes.max_step_tokens)
@@ -112,9 +130,9 @@ def _check_holds(model: ModelConfig, layout: PoolLayout, options: EngineOptions,
     num_left = windows.fitting(max(0, layout.num_pages - num_state_pages), page_size)
     beside = f" beside {1 + num_shares} states of a request" if num_state_pages else ""
     has = f"{options.kv_cache_mib} MiB of KV memory hold {num_left * page_size:,} tokens{beside}"
-    at_least = f"--kv-cache-mib {-(-needed * layout.page_nbytes // MIB)} at least"
+    at_least = f"--kv-cache-mib {-(-needed * page_nbytes // MIB)} at least"
     if of_tokens == fewest:
-        pages = f"{fewest} pages of {page_size} tokens ({layout.page_nbytes:,} bytes each)"
+        pages = f"{fewest} pages of {page_size} tokens ({page_nbytes:,} bytes each)"
         raise ConfigError(f"{has}, but {pages} are needed: give {at_least}")
     share = "" if num_shares == 1 else f", shared by {num_shares} parts"
     raise ConfigError(f"{has}{share}, fewer than --max-model-len {longest}: give {at_least}, or lower --max-model-len")
@@ -122,14 +140,13 @@ def _check_holds(model: ModelConfig, layout: PoolLayout, options: EngineOptions,
 
 def head_share(model: ModelConfig, options: EngineOptions, rank: int) -> HeadShare | None:
     """Return which heads of the whole `model` a rank holds; None for one that is alone."""
-    return HeadShare(rank, options.tp, model.num_kv_heads) if options.tp > 1 else None
+    return HeadShare(rank % options.tp, options.tp, model.num_kv_heads) if options.tp > 1 else None
 
 
-def num_host_slots(layout: PoolLayout, options: EngineOptions) -> int:
-    """Return how many pages fit `host_cache_mib`; 0 when it is off."""
-    num_slots = options.host_cache_mib * MIB // layout.page_nbytes
+def num_host_slots(layout: PoolLayout, options: EngineOptions, model: ModelConfig) -> int:
+    """Return how many pages of the whole `model` fit `host_cache_mib` on every rank; 0 when it is off."""
+    page_nbytes = largest_page_nbytes(layout, model, options)
+    num_slots = options.host_cache_mib * MIB // page_nbytes
     if options.host_cache_mib and not num_slots:
-        raise ConfigError(
-            f"--host-cache-mib {options.host_cache_mib} holds no page of {layout.page_nbytes} bytes: raise it"
-        )
+        raise ConfigError(f"--host-cache-mib {options.host_cache_mib} holds no page of {page_nbytes} bytes: raise it")
     return num_slots

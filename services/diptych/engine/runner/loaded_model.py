@@ -245,7 +245,12 @@ def load_model(
         loras = Loras(part.config.num_layers, _adapters_of(part.adapted, options, dtype, kv.device), backend.low_rank)
         wrapped = weights.wrapped(loras.wrap)
         encodes = part.config.encoder is not None
-        decoder = EncoderModel(part.config, wrapped, dtype) if encodes else Decoder(part.config, wrapped, ops, dtype)
+        stages = None if communicator is None else communicator.stages
+        decoder: Decoder | EncoderModel
+        if encodes:
+            decoder = EncoderModel(part.config, wrapped, dtype)
+        else:
+            decoder = Decoder(part.config, wrapped, ops, dtype, stages)
     return LoadedModel(
         config=part.config,
         options=options,
@@ -262,10 +267,15 @@ def load_model(
         main=main,
         weights_id=source.weights_id,
         images=_new_images(decoder, kv),
-        shared={name: weights.matrix(name) for name in (*SHARED, *(("fc",) if part.config.eagle else ()))},
+        shared={name: weights.matrix(name) for name in _shared(part.config) if weights.has(name)},
         words=weights.constant("words").long() if part.config.eagle and part.config.eagle.has_words else None,
         blueprint=Blueprint(placement, ops, dtype, kv.device, weights.vectors()),
     )
+
+
+def _shared(config: ModelConfig) -> Sequence[str]:
+    """Return what a draft has of its model, or the model of it; a stage has a part of these."""
+    return (*SHARED, "fc") if config.eagle else SHARED
 
 
 def _new_images(decoder: Decoder | EncoderModel, kv: Tensor) -> EncodedImages | None:

@@ -1,4 +1,4 @@
-"""What one process loads of a model: all of it, or the part of one tensor-parallel rank."""
+"""What one process loads of a model: all of it, or the part of one tensor-parallel rank, of a pipeline's stage."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from functools import partial
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.next_layer import placement_of
 from diptych.architectures.placement import Placed
+from diptych.architectures.stages import stage_layers
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.shard import Shard, cut_tensors
 from diptych.checkpoints.source import ModelSource
 from diptych.engine.lora.rank_part import adapted_placement
 from diptych.engine.models.arithmetic.ops import Ops
+from diptych.engine.models.stages import Stages
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.tensor_parallel.ops import TensorParallelOps
 
@@ -41,7 +43,8 @@ class ModelPart:
             )
         experts, moe = communicator.experts, source.config.moe
         if experts is None or moe is None:
-            shard = Shard(communicator.rank, communicator.size, whole_experts)
+            layers = own_layers(source.config, communicator.stages)
+            shard = Shard(communicator.rank, communicator.size, whole_experts, layers=layers)
         else:
             owned = partial(experts.own, num_experts=moe.num_experts)
             shard = Shard(communicator.rank, communicator.size, whole_experts=True, owned=owned)
@@ -50,6 +53,11 @@ class ModelPart:
             config=shard.config(source.config),
             placement=[(name, tuple(cut.local for cut in each)) for name, each in cuts if each],
             tensors=cut_tensors(source.tensors(), cuts),
-            wrap=lambda ops: TensorParallelOps(ops, communicator),
-            adapted=adapted_placement(source.config, shard),
+            wrap=lambda ops: TensorParallelOps(ops, communicator) if communicator.size > 1 or experts else ops,
+            adapted=adapted_placement(source.config, shard) if shard.layers is None else (),
         )
+
+
+def own_layers(config: ModelConfig, stages: Stages | None) -> range | None:
+    """Return the layers of our stage; None: there is one stage."""
+    return None if stages is None else stage_layers(config, stages.size)[stages.number]

@@ -158,6 +158,9 @@ class ModelRunner:
                 states.behind(batch)
             return logits if capture is None else WatchedLogits.of(logits, capture.result())
 
+    def finish(self) -> None:
+        """Every step has ended when its call has."""
+
     def serve_others(self) -> None:
         """Take part in a step of schedulers that share our experts, without a token."""
         with torch.inference_mode():

@@ -96,14 +96,14 @@ class TorchHardware:
         self.experts.round = common
 
     def ranks(self, lead: Lead) -> RankGroup:
-        if self.options.tp == 1:
+        if self.options.num_ranks == 1:
             return SingleRank()
-        log = lead.open_log(self.options.tp)
+        log = lead.open_log(self.options.num_ranks)
         return LeadRank(log, lambda: self.join(lead.meeting(log), 0))
 
     def join(self, meeting: Meeting, rank: int) -> TorchCommunicator:
         """Meet the other ranks, as one of them."""
-        communicator = TorchCommunicator(rank, self.options.tp, meeting, self._device)
+        communicator = TorchCommunicator(rank, self.options.tp, meeting, self._device, self.options.pp)
         communicator.open_peers()
         self._communicator = communicator
         return communicator
@@ -114,7 +114,7 @@ class TorchHardware:
         self.chosen = self._loader.chosen
         options = replace(self.options, kv_cache_mib=kv_cache_mib, max_step_tokens=self.chosen.sizes.max_step_tokens)
         part = ModelPart.of(source, self._communicator, whole_experts=self.options.expert_parallel)
-        return pool_layout(part.config, options, head_share(source.config, options, rank))
+        return pool_layout(part.config, options, head_share(source.config, options, rank), source.config)
 
     def allocate(self, layout: PoolLayout, memory: TransportMemory | None) -> Pool | DevicePages | None:
         if memory is None:
@@ -138,7 +138,7 @@ class TorchHardware:
         return TorchGroups(rank, self._device)
 
     def adapters(self, source: ModelSource, rank: int, loras: Callable[[], Loras]) -> AdapterHost[Prepared]:
-        return LoraHost(source.config, Shard(rank, self.options.tp), loras)
+        return LoraHost(source.config, Shard(rank % self.options.tp, self.options.tp), loras)
 
     def pool_bytes(self) -> memoryview:
         return kv_bytes(self._kv)

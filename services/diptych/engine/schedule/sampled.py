@@ -183,9 +183,13 @@ def refuse_token(request: Request, token_id: int) -> Failure | None:
             matcher.accept((token_id,))
         if matcher.error is not None:
             return Failure(FailureCode.INVALID, f"the output can't follow the grammar any further: {matcher.error}")
-    if token_id == NO_TOKEN and request.processor_error:
-        return Failure(FailureCode.INVALID, request.processor_error)
-    return NO_TOKEN_FAILURE if token_id == NO_TOKEN else None
+    if token_id != NO_TOKEN:
+        return None
+    processor = request.params.processor
+    if processor is None:
+        return NO_TOKEN_FAILURE
+    words = request.processor_error or f"custom_logit_processor {processor.name!r} left no token that may come next"
+    return Failure(FailureCode.INVALID, words)  # the KV is not suspected of it
 
 
 def finish_of(request: Request, token_id: int, eos_ids: frozenset[int]) -> Finish | None:
@@ -211,7 +215,9 @@ def collect_vectors(step: Step, result: StepResult) -> None:
     """Let each request whose prompt the step has completed have its vector."""
     for request, first in zip(step.sampled, step.first_samples, strict=True):
         makes_text = bool(request.params.logprob_token_ids) and not request.labels
-        if result.vectors is not None and request.num_output_tokens == 0 and not makes_text:
+        if result.vectors is None or request.num_output_tokens or makes_text:
+            continue
+        if len(result.vectors[first]):  # there is none of a request that stands beside those of others
             request.vector = result.vectors[first]
 
 

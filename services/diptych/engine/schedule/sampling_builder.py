@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from diptych.engine.values.request import Request
 from diptych.engine.values.step import Drafts
 from diptych.generation.grammar import num_words
 from diptych.generation.sampling_params import SamplingParams
+
+MAX_ERROR_LEN: Final = 200  # characters
 
 
 class SamplingBuilder:
@@ -227,9 +229,17 @@ def _process(processor: LogitProcessor, request: Request, prompt: I64, output: I
         request.processor_params = choice.read_params()
     try:
         processor(logits, prompt, output, request.processor_params)
-    except Exception as error:  # whatever it is, it is this request's alone
-        request.processor_error = f"custom_logit_processor {choice.name!r} failed: {error!r}"
+    except BaseException as error:  # whatever it is, it is this request's alone
+        request.processor_error = f"custom_logit_processor {choice.name!r} failed: {_shown(error)}"
         logits.fill_(math.nan)
+
+
+def _shown(error: BaseException) -> str:
+    """Return a few words: the operator's code may have raised anything."""
+    try:
+        return f"{type(error).__name__}: {error}"[:MAX_ERROR_LEN]
+    except Exception:
+        return type(error).__name__
 
 
 def _labels(requests: Sequence[Request]) -> Labels | None:

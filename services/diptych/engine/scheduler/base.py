@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from diptych.architectures.fair_shares import check_divides
+from diptych.architectures.stages import check_stages
 from diptych.common.garbage import garbage_postponed
 from diptych.common.members.heartbeat import SharedHeartbeat
 from diptych.common.members.roles import Role
@@ -57,6 +58,10 @@ OpenTransport = Callable[[SchedulerConfig], Transport | None]  # None: nobody is
 
 class ModelOnHardware(OverlapRunner, Protocol):
     """A model that can run."""
+
+    def finish(self) -> None:
+        """Return when the steps so far have ended."""
+        ...
 
     def serve_others(self) -> None:
         """Take part in a step of schedulers that share our experts, without a token."""
@@ -179,8 +184,8 @@ class SchedulerBase:
             vision=model.vision,
             image_row_nbytes=_image_row_nbytes(model, options),
             image_row_dtype=options.dtype,
-            watched=watched_layers(model, options.device, options.tp),
-            states=told_states(model, options.device, options.tp),
+            watched=watched_layers(model, options.device, options.num_ranks),
+            states=told_states(model, options.device, options.num_ranks),
             processors=load_processors(options.logit_processors),
             mixed_step_s=options.mixed_step_s,
         )
@@ -193,7 +198,7 @@ class SchedulerBase:
             max_requests=limits.max_requests + PROMPT_ROWS,
             max_tokens_per_request=limits.context_len,
             eviction_policy=options.eviction_policy,
-            tiers=self._tiers(num_host_slots(self.layout, options)),
+            tiers=self._tiers(num_host_slots(self.layout, options, self.source.config)),
             changes=CacheChanges() if options.kv_events == "on" else NO_CHANGES,
             pages_per_state=pages_per_state(self.source.config, options.tp, options.dtype, self.layout),
             windows=window_pages(self.source.config, limits.max_step_tokens),
@@ -209,7 +214,7 @@ class SchedulerBase:
         """A step that other ranks run too runs to its end, and so does one that a GPU has been given."""
         follow = self.links.posting.layer_listener()
         engine = self.config.engine
-        can_stop = engine.tp == 1 and engine.device != "cuda" and not engine.dp_attention
+        can_stop = engine.num_ranks == 1 and engine.device != "cuda" and not engine.dp_attention
         look = self.watch.listener() if can_stop else None
         if follow is None or look is None:
             return follow or look
@@ -242,23 +247,26 @@ def build_base(
     """Open the model, wait for the other ranks, and allocate. `taking`: from whom its weights may come.
 
     A GPU's model is loaded before its pool is allocated. Pages are sent whole where layers with a window have their
-    own: places in them are no layers that follow each other.
+    own: places in them are no layers that follow each other. So they are from stages of a pipeline, each of which sends
+    its part when it has computed it.
     """
     hardware = open_hardware(config, taking)
     options = hardware.options
     source = hardware.open(options.model)
     check_divides(source.config, options.tp)
+    check_stages(source.config, options.pp)
     ranks = hardware.ranks(lead)
     if config.sharing is not None:
         hardware.share_experts(config.sharing, config.rank)
     layout, chosen = hardware.pool_layout(source, config.rank), hardware.chosen
-    num_windows = config.transfer.num_windows if len(source.config.page_groups) == 1 else 1
+    is_one_run = len(source.config.page_groups) == 1 and options.pp == 1
+    num_windows = config.transfer.num_windows if is_one_run else 1
     windows = layer_windows(layout.num_layers, num_windows, layout.page_nbytes)
     config = replace(config, engine=options, transfer=replace(config.transfer, num_windows=len(windows)))
     transport = open_transport(config)
     pool = hardware.allocate(layout, transport)
     links, transfer = _share(config, ranks, transport, pool) if transport and pool else (links_of_nobody(), None)
-    own_copier = open_host_pages(hardware, layout, config.rank)
+    own_copier = open_host_pages(hardware, layout, config.rank, source.config)
     copier = ranks.lead_copier(own_copier)
     lasting = _lasting_tiers(source, layout, hardware, own_copier, ranks)
     return SchedulerBase(config, source, ranks, layout, hardware, copier, lasting, chosen, links, transfer, StepWatch())
@@ -277,14 +285,14 @@ def _lasting_tiers(
 
 def _image_row_nbytes(model: ModelConfig, options: EngineOptions) -> int:
     """Return what a tower makes of a place of a prompt. Several ranks have parts of pages each: no rows go there."""
-    if model.tower is None or options.tp > 1:
+    if model.tower is None or options.num_ranks > 1:
         return 0
     return model.tower.row_nbytes(4 if options.dtype == "float32" else 2)
 
 
-def open_host_pages(hardware: Hardware, layout: PoolLayout, rank: int) -> PageCopier:
-    """Return what copies a rank's pages to host memory and back. Raises `ConfigError`."""
-    num_slots = num_host_slots(layout, hardware.options)
+def open_host_pages(hardware: Hardware, layout: PoolLayout, rank: int, model: ModelConfig) -> PageCopier:
+    """Return what copies a rank's pages of the whole `model` to host memory and back. Raises `ConfigError`."""
+    num_slots = num_host_slots(layout, hardware.options, model)
     return hardware.host_pages(layout, num_slots, rank) if num_slots else NO_COPIER
 
 

@@ -97,7 +97,7 @@ def open_files(
     record = SegmentFormat(terms_digest(file_terms(source, layout, options, hardware.device_name)), layout.page_nbytes)
     pool = _pages(hardware, layout)
     above = copier.slots if isinstance(copier, HostPages) else pool
-    folder, nbytes = Path(options.file_cache_dir).expanduser(), options.file_cache_mib * MIB // options.tp
+    folder, nbytes = Path(options.file_cache_dir).expanduser(), options.file_cache_mib * MIB // options.num_ranks
     return PageFiles(folder, record, nbytes, above, pool, number=number)
 
 
@@ -108,7 +108,7 @@ def _shared(source: ModelSource, layout: PoolLayout, hardware: PoolInHostMemory,
     beside = _beside(source, layout, options)
     terms = terms_digest(store_terms(source, layout, options, hardware.device_name))
     record = PageFormat(terms, layout.page_nbytes)
-    others = [rank_terms(terms, rank).hex() for rank in range(1, options.tp)]
+    others = [rank_terms(terms, rank).hex() for rank in range(1, options.num_ranks)]
     objects = Objects(record, run_pages(layout.page_size, record.record_nbytes), terms.hex(), beside, others)
     return SharedTier(ranks.lead_objects(_objects(hardware, layout, objects)))
 

@@ -143,7 +143,7 @@ def _lead(config: SchedulerConfig, channel: zmq.Socket[bytes]) -> Lead:
     def tell(doors: rank_pb2.RankDoors) -> None:
         channel.send(engine_pb2.SchedulerEvents(rank_doors=doors).SerializeToString())
 
-    return NodesLead(config.endpoint, config.place, config.engine.tp, tell)
+    return NodesLead(config.endpoint, config.place, config.engine.num_ranks, tell)
 
 
 def _prepare_torch(options: EngineOptions) -> None:
@@ -362,6 +362,8 @@ def _obstacle(config: SchedulerConfig) -> str | None:
     options = config.engine
     if config.weights_from == "peers":  # who take them from here by the name of what was loaded
         return "a worker that gives its weights to others keeps them: restart it without --weights-from peers"
+    if options.pp > 1:
+        return "stages of a pipeline (--pp) keep their weights: restart the worker"
     if options.dp_attention:
         return "schedulers that share experts (--dp-attention) keep their weights: restart the worker"
     if options.file_cache_dir or options.shared_cache:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from diptych.architectures.fair_shares import check_divides
+from diptych.architectures.stages import check_stages
 from diptych.checkpoints.source import ModelSource
 from diptych.common import lifecycle
 from diptych.common.garbage import garbage_postponed, spare_what_stays
@@ -35,12 +36,13 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     worker = TpModelWorker(channels, config.rank)
     source = hardware.open(hardware.options.model)
     check_divides(source.config, hardware.options.tp)
+    check_stages(source.config, hardware.options.pp)
     communicator = hardware.join(joining(config.endpoint, config.place, worker), config.rank)
     if config.sharing is not None:
         hardware.share_experts(config.sharing, config.rank)
     layout = hardware.pool_layout(source, config.rank)
     pool = hardware.allocate(layout, transport)
-    copier = open_host_pages(hardware, layout, config.rank)
+    copier = open_host_pages(hardware, layout, config.rank, source.config)
     if transport is not None:
         worker.answer(rank_pb2.RankAnswer(engine_metadata=transport.metadata()))
     lasting = _lasting_tiers(source, layout, hardware, copier, worker, config.rank)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from diptych.checkpoints.fingerprint import contents, stamps
 from diptych.common.members.terms import FEATURES, Feature, Terms, bits
 from diptych.common.version import own_version
+from diptych.engine.options.logit_processors import parse_processors
 from diptych.engine.options.served_model import open_draft
 from diptych.engine.tiers.page_format import VERSION
 from diptych.engine.values.kv_regions import kv_shape, pages_per_state, state_terms, window_terms
@@ -37,17 +38,18 @@ def worker_terms(
     layers are recurrent, the type of layers is a term; where layers with a window have pages of their own and heads
     have several widths, page size and ranks are.
     Prefixes are neither pulled nor lent where layers have states: nobody can begin behind tokens alone.
-    Of what is computed with, `product_terms` are terms. `engine`: what `auto` means is in it.
+    Of what is computed with, `product_terms` are terms, and names of
+    `--logit-processors`. `engine`: what `auto` means is in it.
     """
     model = source.config
     scaled = ", FP8 with scales" if _has_scales(model) and layout.dtype == FP8 else ""
     windows = window_terms(model, layout)
     states = f", {state_terms(engine.dtype)}" if model.recurrent else ""
-    draft = draft_terms(source, engine)
+    draft, products = draft_terms(source, engine), product_terms(model, engine, device_name)
     return Terms(
         weights=source.weights_id,
         vocab_size=model.vocab_size,
-        kv_shape=kv_shape(model) + scaled + states + windows + draft + product_terms(model, engine, device_name),
+        kv_shape=kv_shape(model) + scaled + states + windows + draft + products + _processor_terms(engine),
         kv_backend=kv_backend,
         oldest_protocol=PROTOCOL_VERSION,
         newest_protocol=PROTOCOL_VERSION,
@@ -64,7 +66,7 @@ def _has_scales(model: ModelConfig) -> bool:
 def _features(model: ModelConfig, rules: TransferRules, engine: EngineOptions) -> int:
     """Return what a worker offers of the features of this version."""
     has_states = model.recurrent is not None
-    has_rows = model.tower is not None and engine.tp == 1 and rules.pulls and not has_states
+    has_rows = model.tower is not None and engine.num_ranks == 1 and rules.pulls and not has_states
     lacking = ((Feature.PULL, has_states or not rules.pulls), (Feature.MOVE, has_states), (Feature.ROWS, not has_rows))
     return FEATURES & ~bits(*(feature for feature, is_lacking in lacking if is_lacking))
 
@@ -110,6 +112,12 @@ def _sources(source: ModelSource, engine: EngineOptions) -> list[ModelSource]:
 def _nameless(model: ModelConfig) -> ModelConfig:
     draft = model.draft and replace(model.draft, model=_nameless(model.draft.model))
     return replace(model, model_id="", draft=draft)
+
+
+def _processor_terms(engine: EngineOptions) -> str:
+    """Name what requests may call on both sides, lest they end where it is missing."""
+    names = sorted(parse_processors(engine.logit_processors))
+    return f", logit processors {', '.join(names)}" if names else ""
 
 
 def draft_terms(source: ModelSource, engine: EngineOptions) -> str:

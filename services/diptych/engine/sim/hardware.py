@@ -218,6 +218,9 @@ class SimRunner:
         self._wait_until(start_s + step_s)
         return found
 
+    def finish(self) -> None:
+        """Every step has ended when its call has."""
+
     def serve_others(self) -> None:
         raise AssertionError("--dp-attention is refused with --device sim")
 

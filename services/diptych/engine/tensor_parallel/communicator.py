@@ -16,7 +16,9 @@ from torch import Tensor
 from diptych.common.errors import Unavailable
 from diptych.engine.models.expert_ranks import ExpertRanks
 from diptych.engine.models.ranks import Ranks
+from diptych.engine.models.stages import Stages
 from diptych.engine.tensor_parallel.meeting import TIMEOUT, Meeting
+from diptych.engine.tensor_parallel.pipeline.torch_stages import TorchStages
 from diptych.engine.tensor_parallel.proof import PROOF_BYTES, impostors, proof
 from diptych.engine.tensor_parallel.sum_rule import sum_rule
 
@@ -31,6 +33,11 @@ _MULTICAST: Final = "NCCL_NVLS_ENABLE"  # through the NVLink switch: some hosts 
 class Communicator(Ranks, Protocol):
     """The collectives of one rank, beside those of layers."""
 
+    @property
+    def stages(self) -> Stages | None:
+        """Those of the pipeline; None: our ranks have all layers."""
+        ...
+
     def gather(self, x: Tensor) -> list[Tensor] | None:
         """Return every rank's `x` in order on rank 0, None on the others. All must have one shape."""
         ...
@@ -40,18 +47,23 @@ class Communicator(Ranks, Protocol):
         ...
 
     def smallest(self, number: int) -> int:
-        """Wait for all ranks; return the smallest of their numbers."""
+        """Wait for all ranks of all stages; return the smallest of their numbers."""
         ...
 
 
 class TorchCommunicator:
-    """Implements `Communicator` over torch.distributed: gloo between CPUs, NCCL between GPUs."""
+    """Implements `Communicator` over torch.distributed: gloo between CPUs, NCCL between GPUs.
 
-    def __init__(self, rank: int, size: int, meeting: Meeting, device: torch.device) -> None:
-        """Meet the other ranks."""
+    In a pipeline all but `smallest` is about the ranks of one stage, which are numbered from 0.
+    """
+
+    def __init__(self, rank: int, size: int, meeting: Meeting, device: torch.device, num_stages: int = 1) -> None:
+        """Meet the other ranks: `size` of each stage. `rank` is of all of them, stage by stage."""
         prepare_libraries(meeting.interface)
-        self.rank = rank
+        self.rank = rank % size
         self.size = size
+        self._root = rank - self.rank  # rank 0 of the stage, among all
+        self._group: Any = None  # the stage's; None: there is one
         self.experts: ExpertRanks | None = None
         self._device = device
         self._rule = sum_rule(device.type, size)
@@ -59,11 +71,24 @@ class TorchCommunicator:
         self._may_share_memory = meeting.is_on_one_host
         backend = _BACKENDS[device.type]
         own_gpu = device if device.type == "cuda" else None
-        store = meeting.store(rank, size)
-        dist.init_process_group(backend, None, TIMEOUT, size, rank, store, device_id=own_gpu)
+        num_ranks = size * num_stages
+        store = meeting.store(rank, num_ranks)
+        dist.init_process_group(backend, None, TIMEOUT, num_ranks, rank, store, device_id=own_gpu)
         if backend == "gloo":  # NCCL's connections show a random number of the store
-            check_others(meeting.secret(), rank, size)
-        self.all_reduce(torch.zeros(1, device=device))  # NCCL connects now, while the store is there
+            check_others(meeting.secret(), rank, num_ranks)
+        dist.all_reduce(torch.zeros(1, device=device))  # NCCL connects now, while the store is there
+        self.stages = self._meet_stages(rank, num_stages) if num_stages > 1 else None
+
+    def _meet_stages(self, rank: int, num_stages: int) -> TorchStages:
+        """Connect as the ranks of one stage, and with the stages beside it."""
+        for stage in range(num_stages) if self.size > 1 else ():
+            group = dist.new_group(list(range(stage * self.size, (stage + 1) * self.size)), TIMEOUT)
+            self._group = group if stage == rank // self.size else self._group
+        if self.size > 1:
+            dist.all_reduce(torch.zeros(1, device=self._device), group=self._group)
+        stages = TorchStages(rank, self.size, num_stages)
+        stages.meet(self._device)
+        return stages
 
     def open_peers(self) -> None:
         """Have small sums made through the memory of peers where GPUs can. All ranks call it at once."""
@@ -79,7 +104,7 @@ class TorchCommunicator:
         if self._peer_sums is not None and self._peer_sums.has(x):
             self._peer_sums.one_shot.sum(x)
         else:
-            dist.all_reduce(x)
+            dist.all_reduce(x, group=self._group)
 
     def all_reduce_add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
         if self._peer_sums is None or not self._peer_sums.has(delta):
@@ -90,14 +115,14 @@ class TorchCommunicator:
     def reduce_scatter(self, x: Tensor, out: Tensor) -> None:
         """Gloo has none: there all is added up, by what adds up without scattering, so the bits are the same."""
         if self._device.type == "cuda":
-            dist.reduce_scatter_tensor(out, x)
+            dist.reduce_scatter_tensor(out, x, group=self._group)
         else:
             whole = x.clone()
-            dist.all_reduce(whole)
+            dist.all_reduce(whole, group=self._group)
             out.copy_(whole[self.rank * len(out) : (self.rank + 1) * len(out)])
 
     def all_gather(self, part: Tensor, out: Tensor) -> None:
-        dist.all_gather_into_tensor(out, part)
+        dist.all_gather_into_tensor(out, part, group=self._group)
 
     def gather(self, x: Tensor) -> list[Tensor] | None:
         """Between GPUs every rank gets all: NCCL has no gather, and torch's is sends, which graphs are not made for."""
@@ -105,17 +130,18 @@ class TorchCommunicator:
             parts = self.everybodys(x)
         else:
             parts = [torch.empty_like(x) for _ in range(self.size)]
-            dist.gather(x, parts if self.rank == 0 else None)
+            dist.gather(x, parts if self.rank == 0 else None, dst=self._root, group=self._group)
         return parts if self.rank == 0 else None
 
     def everybodys(self, x: Tensor) -> list[Tensor]:
         """Return every rank's `x` in order, on all of them. All must have one shape."""
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        dist.all_gather(parts, x)
+        dist.all_gather(parts, x, group=self._group)
         return parts
 
     def broadcast(self, x: Tensor) -> None:
-        dist.broadcast(x, src=0)
+        if self.size > 1:
+            dist.broadcast(x, src=self._root, group=self._group)
 
     def smallest(self, number: int) -> int:
         if self.experts is not None:  # whose steps must be alike

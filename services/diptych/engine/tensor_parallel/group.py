@@ -19,6 +19,7 @@ from diptych.engine.lora.host import AdapterHost
 from diptych.engine.tensor_parallel.adapters import TensorParallelAdapters
 from diptych.engine.tensor_parallel.parts.ranked_files import RankedFiles
 from diptych.engine.tensor_parallel.parts.ranked_objects import RankedObjects
+from diptych.engine.tensor_parallel.pipeline.staged_runner import StagedRunner
 from diptych.engine.tensor_parallel.rank_log import (
     NoRanks,
     RankLog,
@@ -150,7 +151,8 @@ class LeadRank:
 
     def leading(self, runner: OverlapRunner) -> OverlapRunner:
         """Return what computes by `runner` here, and by theirs on the other ranks."""
-        return TensorParallelRunner(runner, self._log)
+        on_all = TensorParallelRunner(runner, self._log)
+        return on_all if self._communicator.stages is None else StagedRunner(on_all, self._log)
 
     def close(self) -> None:
         self._log.close()

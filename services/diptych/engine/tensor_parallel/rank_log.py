@@ -59,6 +59,8 @@ class RankLog:
         self._restored: list[int] = []  # that nobody has heard of yet
         self._loaded: list[rank_pb2.LoadEnd] = []  # from files
         self._loaded_from_store: list[rank_pb2.LoadEnd] = []
+        self._num_steps = 0  # of a pipeline's first stage, begun
+        self._num_ended = 0  # of them so many have ended in all stages
 
     def wait_for_ranks(self, within_s: float) -> None:
         """Wait until all are connected. Raises `Unavailable`, which names one that is not."""
@@ -76,6 +78,22 @@ class RankLog:
         """Append an entry that is answered; wait for each rank's answer, in order of rank."""
         self.append(entry)
         return self.answers()
+
+    def begin_step(self) -> int:
+        """A step begins that other ranks may end later than this one; return its number, from 1."""
+        self._num_steps += 1
+        return self._num_steps
+
+    def end_steps(self, number: int) -> None:
+        """The first `number` steps have ended on every rank."""
+        self._num_ended = max(self._num_ended, number)
+
+    def finish_steps(self) -> None:
+        """Return when every rank has ended the steps so far: peers may write into the pages next."""
+        number = self._num_steps
+        if number > self._num_ended:
+            self.ask(rank_pb2.RankEntry(finish_steps=True))
+            self.end_steps(number)
 
     def answers(self) -> list[rank_pb2.RankAnswer]:
         """Wait for each rank's next answer."""
@@ -157,6 +175,9 @@ class NoRanks:
 
     def ask(self, entry: rank_pb2.RankEntry) -> list[rank_pb2.RankAnswer]:
         return []
+
+    def finish_steps(self) -> None:
+        pass
 
     def events(self) -> list[rank_pb2.RankEvent]:
         return []

@@ -52,6 +52,9 @@ class RankModel(Generic[R, W]):
     def logits(self, batch: ForwardBatch) -> object:
         return self._weights.served.runner.logits(batch)
 
+    def finish(self) -> None:
+        self._weights.served.runner.finish()
+
     def apply(self, entry: rank_pb2.RankEntry) -> None:
         match entry.WhichOneof("entry"):
             case "round":

@@ -51,6 +51,10 @@ class RankRunner(Protocol):
         """Take part in the step; the logits are rank 0's."""
         ...
 
+    def finish(self) -> None:
+        """Return when the steps so far have ended."""
+        ...
+
 
 class ServedRank(RankRunner, Protocol):
     """The same, and what the log changes of it."""
@@ -208,6 +212,9 @@ class TpModelWorker:
             case "finish_saves":
                 host_pages.finish_saves()
                 self.answer(rank_pb2.RankAnswer(is_saved=True))
+            case "finish_steps":
+                runner.finish()
+                self.answer(rank_pb2.RankAnswer(has_finished=True))
             case "restore":
                 pages, slots = _host_copy(entry.restore)
                 host_pages.restore(entry.restore.number, slots, pages)

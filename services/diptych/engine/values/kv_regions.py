@@ -54,10 +54,18 @@ def own_regions(model: ModelConfig, dtype: str, total: int, num_ranks: int = 1) 
     layers = tuple(filter(model.keeps, model.attention_layers))
     if len(groups) > 1:
         layers = tuple(range(max(map(len, groups))))
-    kept = Region(layers, model.num_planes, model.num_kv_heads, model.head_dim, dtype, total)
+    kept = _in_model(Region(layers, model.num_planes, model.num_kv_heads, model.head_dim, dtype, total), model)
     if model.indexer is None:
         return (kept,)
     return kept, Region(model.indexer.layers, 1, 1, model.indexer.head_dim, dtype, 1)
+
+
+def _in_model(region: Region, model: ModelConfig) -> Region:
+    """Return the region of a stage, with the numbers that its layers have in the whole model."""
+    if model.stage is None:
+        return region
+    every = tuple(range(model.stage.num_layers))
+    return replace(_shifted(region, model.stage.first_layer), total_layers=every)
 
 
 def has_unlike_groups(model: ModelConfig) -> bool:

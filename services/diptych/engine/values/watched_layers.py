@@ -34,15 +34,16 @@ class WatchedLayers:
 NOTHING_WATCHED: Final = WatchedLayers((), "this worker does not watch attention")
 
 
-def watched_layers(config: ModelConfig, device: str, tp: int) -> WatchedLayers:
-    """Return which layers a worker can watch that computes a model on `device`, on `tp` ranks."""
+def watched_layers(config: ModelConfig, device: str, num_ranks: int) -> WatchedLayers:
+    """Return which layers a worker can watch that computes a model on `device`, on so many ranks."""
     lacks = None
     if device == "sim":
         lacks = "a simulated model has no attention"
     elif device != "cpu":
         lacks = "it is computed on CPUs only: serve the model with --device cpu to look into it"
-    elif tp > 1:
-        lacks = "each of --tp processes has a part of the heads only: serve the model with --tp 1 to look into it"
+    elif num_ranks > 1:
+        words = "each process has a part of the heads, or of the layers, only"
+        lacks = f"{words}: serve the model with --tp 1 and --pp 1 to look into it"
     elif config.latent is not None or config.indexer is not None:
         lacks = "this model keeps latents in place of keys"
     elif config.pooling is not None or not config.attention_layers:
@@ -77,15 +78,15 @@ class ToldStates:
 NO_STATES: Final = ToldStates(0, "this worker does not tell them")
 
 
-def told_states(config: ModelConfig, device: str, tp: int) -> ToldStates:
-    """Return whether a worker can tell hidden states that computes a model on `device`, on `tp` ranks."""
+def told_states(config: ModelConfig, device: str, num_ranks: int) -> ToldStates:
+    """Return whether a worker can tell hidden states that computes a model on `device`, on so many ranks."""
     lacks = ""
     if device == "sim":
         lacks = "a simulated model has none"
     elif device != "cpu":
         lacks = "they are kept on CPUs only: serve the model with --device cpu to look into it"
-    elif tp > 1:
-        lacks = "they are kept with --tp 1 only: serve the model so to look into it"
+    elif num_ranks > 1:
+        lacks = "one process must have the whole model: serve it with --tp 1 and --pp 1 to look into it"
     elif config.pooling is not None:
         lacks = "this model makes no tokens"
     return ToldStates(config.hidden_size, lacks)

@@ -96,7 +96,7 @@ def counted_load(
 def token_bytes(layout: bootstrap_pb2.KvLayout) -> int:
     """Return how much KV a token takes, of all ranks of a worker."""
     return sum(
-        len(region.layers)
+        len(region.total_layers or region.layers)
         * region.num_planes
         * region.total_heads
         * region.head_dim

@@ -157,6 +157,10 @@ class GpuRunner:
                 self._follower.follow(batch, self._newest, self.layer_listener())
             return logits
 
+    def finish(self) -> None:
+        """Wait until the device has done what was queued."""
+        torch.cuda.current_stream(self._newest.device).synchronize()
+
     def serve_others(self) -> None:
         """Take part in a step of schedulers that share our experts, without a token."""
         with torch.inference_mode():

@@ -66,8 +66,10 @@ def label_logprobs(logits: Tensor, labels: Labels) -> list[F32]:
 
 def flat_label_logprobs(logits: Tensor, labels: Labels) -> Tensor:
     """Return the same on the device of the logits, row after row."""
-    rows, token_ids = _beside(logits, labels.rows), _beside(logits, labels.token_ids)
-    return logits[rows, token_ids].float() - logits.float().logsumexp(dim=-1)[rows]
+    wanted, places = np.unique(labels.rows, return_inverse=True)  # other rows cost nothing
+    rows, token_ids = _beside(logits, places), _beside(logits, labels.token_ids)
+    own = logits[_beside(logits, wanted)].float()
+    return own[rows, token_ids] - own.logsumexp(dim=-1)[rows]
 
 
 def _prompt_logprobs(sampler: Sampler, logits: Tensor, rows: PromptRows) -> LogprobsBatch:

@@ -106,6 +106,7 @@ class LoneCommunicator:
 
     rank: Final = 0
     size: Final = 1
+    stages: Final = None
 
     def __init__(self, experts: ExpertGroup) -> None:
         self.experts = experts

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from diptych.engine.tensor_parallel.transfers.rank_id import rank_id
@@ -37,7 +39,7 @@ _FIRST_NAME: Final = 1 << 61  # of our own operations: the transport below has s
 
 @dataclass(slots=True, eq=False)
 class _Operation:
-    """A write to several ranks."""
+    """A write to several ranks, or the unpacking of what several stages have written."""
 
     name: int
     num_parts: int
@@ -47,11 +49,9 @@ class _Operation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """A part of a write that waits until the transport has room."""
+    """A part of an operation that waits until the transport has room."""
 
-    target: InstanceId
-    write: PageWrite
-    flow: Flow
+    post: Callable[[], int]
     operation: _Operation
 
 
@@ -81,8 +81,9 @@ class FanOut:
         self._links: dict[InstanceId, _Link] = {}
         self._peers: dict[InstanceId, InstanceId] = {}  # rank -> the peer that it is part of
         self._known: dict[InstanceId, tuple[InstanceId, ...]] = {}  # ranks of each peer that was ever linked
+        self._stages: dict[InstanceId, tuple[InstanceId, ...]] = {}  # of them one of each that has layers of ours
         self._parts: dict[int, _Operation] = {}  # operation of the transport -> ours
-        self._waiting: deque[_Part] = deque()  # of one write
+        self._waiting: deque[_Part] = deque()  # of one operation
         self._names = itertools.count(_FIRST_NAME)
         self._events: list[TransportEvent] = []
 
@@ -92,29 +93,23 @@ class FanOut:
         parts = ranks_of(metadata)
         layouts = [codec.decode_layout(part) for part in parts]
         ids = {rank: rank_id(peer, rank) for rank in linked_ranks(self._layout, layouts)}
-        targets = tuple(ids[layout.rank] for layout in layouts if plan(self._layout, layout))
+        targets = tuple(ids[rank] for rank, layout in enumerate(layouts) if plan(self._layout, layout))
         for rank, name in ids.items():
             self._transport.connect(name, parts[rank])
             self._peers[name] = peer
         self._links[peer] = _Link(tuple(ids.values()), targets)
         self._known[peer] = tuple(ids.values())
+        stages = {tuple(region.layers for region in layouts[rank].regions): ids[rank] for rank in ids}
+        self._stages[peer] = tuple(stages.values())
 
     def disconnect(self, peer: InstanceId) -> None:
         for name in self._links[peer].ranks if peer in self._links else ():
             self._transport.disconnect(name)
 
     def write_pages(self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW) -> int:
-        first, *others = self._targets(peer)
-        if not others:
-            return self._transport.write_pages(first, write, note, flow)
-        assert not note, "a note waits for all ranks; it is sent on its own"
-        if self._waiting:
-            raise TransferQueueFull("a part of an earlier write waits")
-        operation = _Operation(next(self._names), 1 + len(others))
-        self._parts[self._transport.write_pages(first, write, b"", flow)] = operation
-        self._waiting.extend(_Part(target, write, flow, operation) for target in others)
-        self._post_waiting()
-        return operation.name
+        targets = self._targets(peer)
+        assert not note or len(targets) == 1, "a note waits for all ranks; it is sent on its own"
+        return self._post([partial(self._transport.write_pages, target, write, note, flow) for target in targets])
 
     def lands_in_parts(self, peer: InstanceId) -> bool:
         return any(map(self._transport.lands_in_parts, self._known.get(peer, ())))
@@ -122,7 +117,7 @@ class FanOut:
     def unpack_pages(self, peer: InstanceId, pages: PageIndices) -> int:
         if peer not in self._known:
             raise PeerUnreachable(f"no link to {peer:016x}")
-        return self._transport.unpack_pages(self._known[peer][0], pages)
+        return self._post([partial(self._transport.unpack_pages, name, pages) for name in self._stages[peer]])
 
     def grant_pages(self, peer: InstanceId, pages: PageIndices) -> None:
         """Where several ranks of the peer write parts of one page, to any: a page is granted to one at a time."""
@@ -194,11 +189,24 @@ class FanOut:
             whole = None if operation.error else operation.digest
             self._events.append(OpDone(operation.name, operation.error, whole))
 
+    def _post(self, parts: Sequence[Callable[[], int]]) -> int:
+        """Begin the parts of an operation, as far as there is room; return its name. The first may be refused."""
+        first, *others = parts
+        if not others:
+            return first()
+        if self._waiting:
+            raise TransferQueueFull("a part of an earlier operation waits")
+        operation = _Operation(next(self._names), len(parts))
+        self._parts[first()] = operation
+        self._waiting.extend(_Part(post, operation) for post in others)
+        self._post_waiting()
+        return operation.name
+
     def _post_waiting(self) -> None:
         while self._waiting:
             part = self._waiting[0]
             try:
-                self._parts[self._transport.write_pages(part.target, part.write, b"", part.flow)] = part.operation
+                self._parts[part.post()] = part.operation
             except TransferQueueFull:
                 return  # completions make room, and bring us here again
             except TransferError as error:

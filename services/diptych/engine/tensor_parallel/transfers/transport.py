@@ -112,7 +112,8 @@ class TensorParallelTransport:
         return self._on_every_rank(self._side(peer).unpack_pages(peer, pages), entry)
 
     def grant_pages(self, peer: InstanceId, pages: PageIndices) -> None:
-        """On this rank: the others hear of a grant later than the peer does."""
+        """On this rank: the others hear of a grant later than the peer does. No step may write into these any more."""
+        self._log.finish_steps()
         self._side(peer).grant_pages(peer, pages)
 
     def poll(self) -> list[TransportEvent]:

@@ -1,0 +1,131 @@
+"""Which layers each stage of a pipeline has, and what a stage is as a model of its own. Pure.
+
+Stages have neighbouring layers. Embeddings are the first one's, the last norm and the output projection the last one's;
+where that projection is the embedding, both have it. The cut is the one whose heaviest stage is lightest, by numbers in
+weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+from diptych.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from diptych.architectures.config import ModelConfig
+
+_EMBEDDING: Final = "embed"  # how targets before the layers begin
+
+
+def stage_layers(config: ModelConfig, num_stages: int) -> tuple[range, ...]:
+    """Return the layers of each stage, in order. Raises `ConfigError` where the model can't have so many."""
+    check_stages(config, num_stages)
+    cuts = _lightest_cut(_weights(config), num_stages)
+    return tuple(range(start, end) for start, end in pairwise((0, *cuts, config.num_layers)))
+
+
+def of_stage(config: ModelConfig, layers: range) -> ModelConfig:
+    """Return the model that has these layers alone, and counts them from 0."""
+
+    from diptych.architectures.config import Stage
+
+    def own(numbers: frozenset[int]) -> frozenset[int]:
+        return frozenset(number - layers.start for number in numbers if number in layers)
+
+    span = slice(layers.start, layers.stop)
+    return replace(
+        config,
+        num_layers=len(layers),
+        stage=Stage(layers.start, config.num_layers),
+        windows=config.windows[span],
+        keeps_all=True,  # which layers take turns in a page is a matter of the whole model
+        kv_scales=config.kv_scales[span],
+        still_layers=own(config.still_layers),
+        without_ffn=own(config.without_ffn),
+        moe=config.moe and replace(config.moe, dense_layers=own(config.moe.dense_layers)),
+        tie_embeddings=config.tie_embeddings and layers.stop == config.num_layers,
+    )
+
+
+def target_in_stage(target: str, layers: range, num_layers: int, *, tied: bool) -> str | None:
+    """Return what a stage calls a target of the model, which has so many layers; None: the stage has it not."""
+    number, _, rest = target.partition(".")
+    if number.isdecimal():
+        return f"{int(number) - layers.start}.{rest}" if int(number) in layers else None
+    is_first, is_last = layers.start == 0, layers.stop == num_layers
+    has = is_first or (tied and is_last) if target.startswith(_EMBEDDING) else is_last
+    return target if has else None
+
+
+def check_stages(config: ModelConfig, num_stages: int) -> None:
+    """Raise `ConfigError` where the layers of a model can't be dealt out to so many stages."""
+    if num_stages == 1:
+        return
+    if num_stages > config.num_layers:
+        raise ConfigError(f"--pp {num_stages} is more than the {config.num_layers} layers of {config.model_id}")
+    for words in _obstacles(config):
+        raise ConfigError(f"--pp is not for {config.model_id}: {words}; give --tp, or more workers")
+
+
+def _obstacles(config: ModelConfig) -> Iterator[str]:
+    """Yield what of a model a stage can't have alone, in words."""
+    if config.recurrent is not None or config.ffn_only:
+        yield "some of its layers keep a state of each text, or nothing, in place of keys and values"
+    if config.tower is not None:
+        yield "it sees images, whose rows one process makes and adds to tokens"
+    if config.encoder is not None or config.pooling is not None:
+        yield "it makes vectors, and stages hand on what becomes text"
+    if config.draft is not None:
+        yield "draft layers read what comes out of the last one: leave out --speculate"
+    if config.indexer is not None or config.sources:
+        yield "layers attend to what an earlier one has chosen or kept"
+    if config.num_borrowing or config.wide is not None:
+        yield "layers borrow keys and values, or keep them in two forms"
+    if config.per_layer_dim or config.layer_scales:
+        yield "each layer takes an embedding of its own"
+    if len(config.page_groups) > 1:
+        yield "layers with a window have pages of their own: --kv-windows keep gives all layers the same"
+
+
+def _weights(config: ModelConfig) -> list[int]:
+    """Return the numbers in each layer's weights, those before and behind the layers with their neighbours."""
+    from diptych.architectures.registry import placement_of  # which imports all families
+
+    weights, last = [0] * config.num_layers, config.num_layers - 1
+    for _, pieces in placement_of(config):
+        for piece in pieces:
+            number, size = piece.target.partition(".")[0], prod(piece.shape)
+            if number.isdecimal():
+                weights[int(number)] += size
+                continue
+            if not piece.target.startswith(_EMBEDDING) or config.tie_embeddings:
+                weights[last] += size
+            if piece.target.startswith(_EMBEDDING):
+                weights[0] += size
+    return weights
+
+
+def _lightest_cut(weights: Sequence[int], num_stages: int) -> tuple[int, ...]:
+    """Return where stages behind the first begin, so that the heaviest is as light as can be.
+
+    Of several such cuts the one that gives earlier stages more: the last one samples, too.
+    """
+    num_layers, sums = len(weights), (0, *accumulate(weights))
+    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}  # by layers dealt out: the heaviest, and the cuts
+    for stage in range(num_stages):
+        ends = range(stage + 1, num_layers + 1)
+        best = {end: _best_before(best, sums, end) for end in ends}
+    return best[num_layers][1]
+
+
+def _best_before(
+    best: dict[int, tuple[int, tuple[int, ...]]], sums: Sequence[int], end: int
+) -> tuple[int, tuple[int, ...]]:
+    """Return the best way to deal out `end` layers with one stage more than `best` does."""
+    ways = ((max(heaviest, sums[end] - sums[start]), start) for start, (heaviest, _) in best.items() if start < end)
+    heaviest, start = min(ways, key=lambda way: (way[0], -way[1]))
+    return heaviest, ((*best[start][1], start) if start else ())

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from tiny_config import tiny_config
+
+from diptych.architectures.config import ModelConfig, Moe, Stage
+from diptych.architectures.placement import llama
+from diptych.architectures.stages import check_stages, of_stage, stage_layers, target_in_stage
+from diptych.common.errors import ConfigError
+
+MOE = Moe(num_experts=4, experts_per_token=2, ffn_size=32, normalize=True, dense_layers=frozenset({0, 1}))
+MODEL = tiny_config(num_layers=7)
+
+
+def weights(config: ModelConfig) -> list[int]:
+    """By layer, with what is before and behind them."""
+    found = [0] * config.num_layers
+    for _, (piece,) in llama(config):
+        number, size = piece.target.partition(".")[0], piece.shape[0] * (piece.shape[1] if len(piece.shape) > 1 else 1)
+        if number.isdecimal():
+            found[int(number)] += size
+        elif number == "embed":
+            found[0] += size
+            found[-1] += size * config.tie_embeddings
+        else:
+            found[-1] += size
+    return found
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4, 7])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("moe", [None, MOE])
+def test_no_other_cut_has_a_lighter_heaviest_stage(num_stages: int, tied: bool, moe: Moe | None) -> None:
+    model = replace(MODEL, tie_embeddings=tied, moe=moe)
+    stages, each = stage_layers(model, num_stages), weights(model)
+    assert [layer for stage in stages for layer in stage] == list(range(7))
+    assert min(map(len, stages)) > 0
+    every = [(0, *cuts, 7) for cuts in itertools.combinations(range(1, 7), num_stages - 1)]
+    heaviest = [max(sum(each[start:end]) for start, end in itertools.pairwise(cuts)) for cuts in every]
+    assert max(sum(each[stage.start : stage.stop]) for stage in stages) == min(heaviest)
+
+
+def test_a_stage_is_a_model_of_its_layers_which_it_counts_from_0() -> None:
+    model = replace(MODEL, windows=(0, 8, 8, 8, 0, 8, 8), moe=MOE, still_layers=frozenset({2, 4}), tie_embeddings=True)
+    stage = of_stage(model, range(1, 5))
+    assert (stage.num_layers, stage.windows, stage.stage) == (4, (8, 8, 8, 0), Stage(1, 7))
+    assert (stage.still_layers, [stage.is_moe(layer) for layer in range(4)]) == (
+        frozenset({1, 3}),
+        [False, True, True, True],
+    )
+    assert (stage.has_first_layer, stage.has_last_layer, stage.tie_embeddings) == (False, False, False)
+    assert stage.page_groups == ((0, 1, 2, 3),)
+    ends = [of_stage(model, each) for each in (range(1), range(5, 7))]
+    assert [(end.has_first_layer, end.has_last_layer, end.tie_embeddings) for end in ends] == [
+        (True, False, False),
+        (False, True, True),
+    ]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_is_before_the_layers_is_the_first_stages_and_what_is_behind_them_the_last_ones(tied: bool) -> None:
+    names = ("embed", "0.qkv", "3.experts.2.down", "6.o", "norm", "lm_head")
+    found = [
+        [target_in_stage(name, layers, 7, tied=tied) for name in names]
+        for layers in (range(2), range(2, 4), range(4, 7))
+    ]
+    assert found == [
+        ["embed", "0.qkv", None, None, None, None],
+        [None, None, "1.experts.2.down", None, None, None],
+        ["embed" if tied else None, None, None, "2.o", "norm", "lm_head"],
+    ]
+
+
+def test_what_stages_can_not_have_is_refused_in_words() -> None:
+    """Families that a pipeline is not for are in `tests/engine/runner/test_families.py`."""
+    with pytest.raises(ConfigError, match="--pp 8 is more than the 7 layers"):
+        check_stages(MODEL, 8)
+    windowed = replace(MODEL, windows=(0, *(8,) * 6))
+    with pytest.raises(ConfigError, match="pages of their own: --kv-windows keep gives"):
+        check_stages(windowed, 2)
+    check_stages(windowed, 1)
+    check_stages(replace(windowed, keeps_all=True), 2)
