@@ -338,7 +338,7 @@ class DecodeCore:
             output_step_s=output_step_s,
             context_token_s=context_token_s,
             prompt_token_s=prompt_token_s,
-            tiers=self._cache.prices(),
+            tiers=self._cache.prices() if self._cache.has_tiers else (),
         )
 
     @property

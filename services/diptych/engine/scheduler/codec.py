@@ -6,6 +6,7 @@ import dataclasses
 import math
 from dataclasses import asdict
 from itertools import chain
+from typing import Any
 
 from diptych.common.errors import InvalidRequest
 from diptych.common.members.roles import LegKind
@@ -167,8 +168,9 @@ def load_to_wire(load: Load, links: bootstrap_pb2.WorkerLoad) -> bootstrap_pb2.W
 
 def change_load(wire: bootstrap_pb2.WorkerLoad, before: Load, load: Load) -> None:
     """Make the message about one load that about another; few of its fields change from step to step."""
+    value: Any
     for name, old, value in zip(Load._fields, before, load, strict=True):
-        if value != old and isinstance(value, int | float) and value >= 0:
+        if value != old and name != "tiers" and value >= 0:
             setattr(wire, name, value)
     if load.tiers != before.tiers:
         del wire.tiers[:]
