@@ -17,8 +17,8 @@ from diptych.engine.values.request import new_request
 from diptych.generation.codec import (
     FINISH_TO_WIRE,
     account_from_wire,
-    attention_to_wire,
     hints_from_wire,
+    insight_to_wire,
     life_from_wire,
     logprobs_to_wire,
     params_from_wire,
@@ -85,8 +85,8 @@ def output_to_wire(output: Output) -> worker_pb2.LegOutput:
         wire.vector = output.vector.astype("<f4").tobytes()
     if output.logprobs is not None:
         wire.logprobs.CopyFrom(logprobs_to_wire(output.logprobs))
-    if output.attention is not None:
-        wire.attention.CopyFrom(attention_to_wire(output.attention))
+    if output.insight is not None:
+        wire.MergeFrom(worker_pb2.LegOutput(**insight_to_wire(output.insight)))
     if output.prompt_logprobs is not None:
         wire.prompt_logprobs.CopyFrom(logprobs_to_wire(output.prompt_logprobs))
     return wire
