@@ -16,7 +16,7 @@ from diptych.common.errors import ConfigError
 from diptych.kernels.page_pack import CELLS, cast, pack_page
 from diptych.kvtransfer.errors import LayoutMismatch
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, layout_from_wire, layout_to_wire
-from diptych.kvtransfer.plan import Shard, linked_ranks, parts_of, plan
+from diptych.kvtransfer.plan import Conversion, Shard, check_on_device, linked_ranks, parts_of, plan
 from diptych.kvtransfer.transport import PageWrite
 
 Array = np.ndarray[Any, Any]
@@ -24,7 +24,7 @@ LAYERS, DIM, NUM_PAGES = 5, 8, 16
 
 
 def stage_layouts(
-    cuts: Sequence[int], num_ranks: int, heads: int, page_size: int = 4, dtype: str = "float32"
+    cuts: Sequence[int], num_ranks: int, heads: int, page_size: int = 4, dtype: str = "float32", dim: int = DIM
 ) -> list[PoolLayout]:
     """The pools of all ranks, stage by stage; `cuts`: the first layers of the stages behind the first."""
     layouts = []
@@ -32,7 +32,7 @@ def stage_layouts(
         for rank in range(num_ranks):
             share = HeadShare(rank, num_ranks, heads)
             own = max(1, heads // num_ranks)
-            layout = PoolLayout.kv(NUM_PAGES, LAYERS, page_size, own, DIM, dtype, share)
+            layout = PoolLayout.kv(NUM_PAGES, LAYERS, page_size, own, dim, dtype, share)
             every = layout.sole_region.layers
             if cuts:
                 region = replace(layout.sole_region, layers=every[first:end], total_layers=every)
@@ -117,6 +117,21 @@ def test_a_stage_writes_to_the_stages_that_have_its_layers_alone() -> None:
     (runs,) = copies.cut(PageWrite(np.array([3]), np.array([5])))
     layer_nbytes = src[0].layer_nbytes
     assert (runs.pack, runs.window.src, runs.window.dst, runs.window.nbytes) == (None, 0, layer_nbytes, layer_nbytes)
+
+
+@pytest.mark.parametrize("head_dim", [8, 72])
+def test_between_a_stage_and_all_layers_pages_move_as_they_are_on_devices_too(head_dim: int) -> None:
+    """Kernels that rearrange pages know no heads of 72."""
+    (whole,), stages = stage_layouts((), 1, 2, dim=head_dim), stage_layouts((2,), 1, 2, dim=head_dim)
+    for stage, first in zip(stages, (0, 2), strict=True):
+        for src, dst, at in ((stage, whole, (0, first)), (whole, stage, (first, 0))):
+            copies = plan(src, dst)
+            assert copies is not None
+            (runs,) = copies.cut(PageWrite(np.array([3]), np.array([5])))
+            assert runs.pack is None
+            begins = tuple(layer * whole.layer_nbytes for layer in at)
+            assert (runs.window.src, runs.window.dst, runs.window.nbytes) == (*begins, stage.page_nbytes)
+            check_on_device(Conversion.between(src, dst), src)
 
 
 def test_a_stage_of_another_model_is_refused_though_its_layers_are_there() -> None:

@@ -56,7 +56,7 @@ class Shard:
         """Return the same of some layers of the region, which follow each other there."""
         first = self.region.layers.index(layers[0])
         offset = self.offset + first * self.region.layer_nbytes(self.page_size)
-        return replace(self, region=replace(self.region, layers=layers), offset=offset)
+        return replace(self, region=replace(self.region, layers=layers, total_layers=()), offset=offset)
 
     @property
     def page_size(self) -> int:
