@@ -418,6 +418,9 @@ CASES: Final = {
     "llama": Case("Llama", {"head_dim": 64}),
     "llama, wide heads": Case("Llama", {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 1}),
     "llama, tied, one KV head": Case("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "llama, six KV heads": Case(
+        "Llama", {"num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 96, "intermediate_size": 96}
+    ),
     "llama, linear rope": Case("Llama", {"rope_parameters": PLAIN | {"rope_type": "linear", "factor": 4.0}}),
     "llama, dynamic rope": Case("Llama", {"rope_parameters": PLAIN | {"rope_type": "dynamic", "factor": 4.0}}),
     "llama, llama3 rope": Case("Llama", {"rope_parameters": LLAMA3}),

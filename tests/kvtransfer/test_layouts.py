@@ -13,7 +13,7 @@ from diptych.kernels.page_pack import cast
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
-from diptych.kvtransfer.plan import Shard, linked_ranks
+from diptych.kvtransfer.plan import Shard, lands_in_parts, linked_ranks
 from diptych.kvtransfer.transport import NoteReceived, OpDone
 from tests.kvtransfer.conftest import device_kinds, nixl
 
@@ -74,6 +74,7 @@ MANY_RANKS = {
     "four ranks to two": Case(layouts(4, 16, "bfloat16"), layouts(2, 16, "bfloat16"), 16, 70),
     "two ranks to four": Case(layouts(2, 16, "bfloat16"), layouts(4, 8, "bfloat16"), 16, 70),
     "three ranks to two": Case(layouts(3, 16, "bfloat16", heads=6), layouts(2, 16, "bfloat16", heads=6), 0, 70),
+    "two ranks to three": Case(layouts(2, 16, "bfloat16", heads=6), layouts(3, 16, "bfloat16", heads=6), 0, 70),
     "eight copies to four": Case(layouts(8, 16, "float32", heads=2), layouts(4, 4, "bfloat16", heads=2), 0, 70),
 }
 
@@ -118,9 +119,12 @@ class Workers:
         return add_digests(*(receiver.wait_done(op).digest for receiver, op in ops))
 
     def unpack(self) -> None:
+        """As rank 0 decides it for all: those with nothing to put together end without an error, too."""
+        in_parts = lands_in_parts(self.case.src, self.case.dst[0])
         for receiver in self.receivers:
             sender = next(sender for sender, other in self.linked if other is receiver)
-            if receiver.lands_in_parts(sender.instance_id):
+            assert receiver.lands_in_parts(sender.instance_id) <= in_parts
+            if in_parts:
                 op = receiver.unpack_pages(sender.instance_id, self.case.dst_pages)
                 assert receiver.wait_done(op) == OpDone(op, None)
 
@@ -172,6 +176,16 @@ def test_ucx_packs_the_same_on_every_path(make_child_end: Make, link: Link, path
     workers = Workers(case, lambda instance, layout: make_child_end("shm", instance, layout), link)
     for sender, receiver in workers.linked:
         sender.use_path(receiver.instance_id, path)
+    workers.write()
+    assert workers.digests() == workers.landed()
+    workers.unpack()
+    workers.assert_arrived()
+
+
+@pytest.mark.parametrize("kind", ["shm", *device_kinds(), nixl("shm")])
+def test_what_a_middle_rank_alone_has_in_parts_is_put_together(make_child_end: Make, link: Link, kind: str) -> None:
+    case = MANY_RANKS["two ranks to three"]
+    workers = Workers(case, lambda instance, layout: make_child_end(kind, instance, layout), link)
     workers.write()
     assert workers.digests() == workers.landed()
     workers.unpack()

@@ -16,7 +16,7 @@ from diptych.kernels.page_pack import CELLS, cast, pack_page
 from diptych.kvtransfer.dtypes import DTYPE_NBYTES
 from diptych.kvtransfer.errors import LayoutMismatch, TransferError
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
-from diptych.kvtransfer.plan import Conversion, Shard, check_on_device, linked_ranks, parts_of, plan
+from diptych.kvtransfer.plan import Conversion, Shard, check_on_device, lands_in_parts, linked_ranks, parts_of, plan
 from diptych.kvtransfer.runs import ByteWindow, Copy
 from diptych.kvtransfer.transport import PageWrite
 
@@ -174,6 +174,27 @@ def the_copy(src: PoolLayout, dst: PoolLayout) -> Copy:
     assert copies is not None
     (copy,) = copies.regions
     return copy
+
+
+@pytest.mark.parametrize(
+    ("num_src", "num_dst", "heads", "by_rank"),
+    [
+        (2, 3, 6, [1, 2, 1]),
+        (3, 2, 6, [2, 2]),
+        (3, 4, 12, [1, 2, 2, 1]),
+        (4, 2, 12, [2, 2]),
+        (2, 4, 12, [1, 1, 1, 1]),
+        (2, 8, 4, [1] * 8),
+        (8, 2, 4, [2, 2]),
+        (3, 3, 6, [1, 1, 1]),
+    ],
+)
+def test_each_rank_of_the_target_knows_whether_any_has_parts(
+    num_src: int, num_dst: int, heads: int, by_rank: list[int]
+) -> None:
+    src, dst = side(num_src, heads), side(num_dst, heads)
+    assert [len(parts_of(src.layout, each)[0].heads) for each in dst.layouts] == by_rank
+    assert {lands_in_parts(src.layouts, each) for each in dst.layouts} == {max(by_rank) > 1}
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])

@@ -22,7 +22,7 @@ from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.kv_regions import kv_layout, with_states
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
-from diptych.kvtransfer.plan import Parts, parts_of, plan
+from diptych.kvtransfer.plan import Parts, lands_in_parts, parts_of, plan
 from diptych.kvtransfer.transport import PageWrite
 
 Array = np.ndarray[Any, Any]
@@ -109,6 +109,11 @@ def write(src: RankedModel, dst: RankedModel, pages: PageWrite) -> int:
             for runs in copies.cut(pages) if copies is not None else ():
                 num_bytes += land(src.kv[:, rank], dst.kv[:, other], runs)
     return num_bytes
+
+
+def has_parts(src: RankedModel, dst: RankedModel) -> bool:
+    """Return whether rank 0 of `dst` would have pages put together."""
+    return lands_in_parts(src.layouts, dst.layouts[0])
 
 
 def parts_from(src: RankedModel, dst: RankedModel) -> list[tuple[Parts, ...]]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Final
 
 import numpy as np
@@ -193,6 +193,17 @@ def parts_of(src: PoolLayout, dst: PoolLayout) -> tuple[Parts, ...]:
     `src` may be that of any of the source's ranks with these layers.
     """
     return tuple(_parts(*pair) for pair in _common(src, dst))
+
+
+def lands_in_parts(src: Sequence[PoolLayout], dst: PoolLayout) -> bool:
+    """Whether pages of any rank of the target have to be put together; `dst` is the layout of one of them.
+
+    Not of each, where neither side's number of ranks divides the other's: of 6 heads that go from 2 ranks to 3, only
+    the middle rank's come from two.
+    """
+    stages, ranks = {replace(one, rank=0) for one in src}, range(dst.num_ranks)
+    pairs = ((stage, replace(dst, rank=rank)) for stage, rank in product(stages, ranks))
+    return any(len(parts.heads) > 1 for pair in pairs for parts in parts_of(*pair))
 
 
 def linked_ranks(one: PoolLayout, others: Sequence[PoolLayout]) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from diptych.kvtransfer import metadata as codec
 from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.flow import NO_FLOW, Flow
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.plan import linked_ranks, plan
+from diptych.kvtransfer.plan import lands_in_parts, linked_ranks, plan
 from diptych.kvtransfer.transport import (
     ANY_PEER,
     InstanceId,
@@ -82,6 +82,7 @@ class FanOut:
         self._peers: dict[InstanceId, InstanceId] = {}  # rank -> the peer that it is part of
         self._known: dict[InstanceId, tuple[InstanceId, ...]] = {}  # ranks of each peer that was ever linked
         self._stages: dict[InstanceId, tuple[InstanceId, ...]] = {}  # of them one of each that has layers of ours
+        self._in_parts: dict[InstanceId, bool] = {}  # whether pages of any rank of ours come so
         self._parts: dict[int, _Operation] = {}  # operation of the transport -> ours
         self._waiting: deque[_Part] = deque()  # of one operation
         self._names = itertools.count(_FIRST_NAME)
@@ -101,6 +102,7 @@ class FanOut:
         self._known[peer] = tuple(ids.values())
         stages = {tuple(region.layers for region in layouts[rank].regions): ids[rank] for rank in ids}
         self._stages[peer] = tuple(stages.values())
+        self._in_parts[peer] = lands_in_parts(layouts, self._layout)
 
     def disconnect(self, peer: InstanceId) -> None:
         for name in self._links[peer].ranks if peer in self._links else ():
@@ -112,7 +114,8 @@ class FanOut:
         return self._post([partial(self._transport.write_pages, target, write, note, flow) for target in targets])
 
     def lands_in_parts(self, peer: InstanceId) -> bool:
-        return any(map(self._transport.lands_in_parts, self._known.get(peer, ())))
+        """Whether pages of any rank of ours do: rank 0 asks for all, and those with nothing to put together end."""
+        return self._in_parts.get(peer, False)
 
     def unpack_pages(self, peer: InstanceId, pages: PageIndices) -> int:
         if peer not in self._known:
