@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import load_file
 
 from diptych.common.errors import ConfigError, DiptychError
 from diptych.engine import Engine, EngineOptions, SamplingParams
@@ -38,6 +41,13 @@ def test_a_pair_gives_what_one_scheduler_gives(tiny_folder: Path, pair: Engine) 
         assert one.logprobs.logprobs == pytest.approx(other.logprobs.logprobs, abs=1e-4)
         assert (one.prompt_logprobs is None) == (other.prompt_logprobs is None)
     assert len(pair.scheduler_pids) == 2
+
+
+def test_hidden_states_of_both_halves_predict_the_tokens(tiny_folder: Path, pair: Engine) -> None:
+    head = load_file(tiny_folder / "model.safetensors")["lm_head.weight"]
+    answer = pair.generate(PROMPTS[3], replace(GREEDY, hidden_states=True))
+    assert answer.hidden_states is not None
+    assert (head @ np.array(answer.hidden_states.rows(), np.float32).T).argmax(axis=0).tolist() == [*answer.token_ids]
 
 
 def test_a_prefix_that_prefill_has_computed_is_cached_there(pair: Engine) -> None:

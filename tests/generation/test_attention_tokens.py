@@ -6,8 +6,10 @@ import pytest
 
 from diptych.common.errors import InvalidRequest
 from diptych.generation.attention_tokens import MAX_ENTRIES, AttentionWish, TokenAttention, join
-from diptych.generation.codec import attention_from_wire, attention_to_wire, params_from_wire, params_to_wire
+from diptych.generation.codec import insight_from_wire, insight_to_wire, params_from_wire, params_to_wire
+from diptych.generation.insight import Insight
 from diptych.generation.sampling_params import SamplingParams
+from diptych.v1.worker_pb2 import LegOutput
 
 TOLD = TokenAttention((1, 4), 2, (5, 3, 0, -1, 6, 3, 1, 0), (0.5, 0.25, 0.125, 0.0, 0.5, 0.25, 0.75, 0.125))
 
@@ -18,7 +20,8 @@ def test_a_wish_survives_the_leg(wish: AttentionWish | None) -> None:
 
 
 def test_what_is_told_survives_the_leg_and_comes_apart_by_token() -> None:
-    assert attention_from_wire(attention_to_wire(TOLD)) == TOLD
+    told = Insight(TOLD)
+    assert insight_from_wire(LegOutput(**insight_to_wire(told))) == told
     assert len(TOLD) == 2
     assert join([TOLD.span(0, 1), TOLD.span(1, 2)]) == TOLD
     assert TOLD.span(1, 2).positions == (6, 3, 1, 0)

@@ -48,7 +48,7 @@ from diptych.engine.values.prompt_cost import SAME_EVERYWHERE, PromptCost
 from diptych.engine.values.request import new_request
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.transfer_rules import TransferRules
-from diptych.engine.values.watched_layers import NOTHING_WATCHED, WatchedLayers
+from diptych.engine.values.watched_layers import NO_STATES, NOTHING_WATCHED, ToldStates, WatchedLayers
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.grammar import Grammar
 from diptych.generation.output import Output
@@ -202,6 +202,7 @@ class Pair:
         num_slots: int = 0,
         drafter: Drafter | None = None,
         watched: WatchedLayers = NOTHING_WATCHED,
+        states: ToldStates = NO_STATES,
         vision: VisionInput | None = None,
     ) -> None:
         """With `page_sizes`, `model` is asked for one of each. `in_parts`: what lands is nonsense until it is unpacked.
@@ -217,6 +218,7 @@ class Pair:
             scheduling or Scheduling(),
             prompt_cost=prompt_cost,
             watched=watched,
+            states=states,
             vision=vision,
         )
         models = model if isinstance(model, tuple) else (model, model)

@@ -79,7 +79,8 @@ def answer(request: pytest.FixtureRequest, new_model: Any, make_pair: Any) -> An
 
 
 def told(outputs: Sequence[Output]) -> TokenAttention:
-    return join([output.attention for output in outputs if output.attention is not None])
+    told = [output.insight.attention for output in outputs if output.insight is not None]
+    return join([each for each in told if each is not None])
 
 
 def check(found: TokenAttention, attentions: Any, prompt_len: int, wish: AttentionWish) -> None:
@@ -111,7 +112,7 @@ def test_the_strongest_tokens_are_those_of_transformers(answer: Answer, referenc
         made = tokens(answers[room])
         assert len(made) == NUM_MADE
         if chosen.attention is None:
-            assert all(output.attention is None for output in answers[room])
+            assert all(output.insight is None for output in answers[room])
             continue
         with torch.inference_mode():
             attentions = reference(torch.tensor([prompt + made]), output_attentions=True).attentions
@@ -152,9 +153,9 @@ def test_tokens_do_not_change_and_steps_carry_nothing_where_nobody_asks(new_mode
     _, asking = new_model(NUM_PAGES)
     without = by_one(silent, [(prompt, params(None, logprobs=1)) for prompt in PROMPTS])
     withal = by_one(asking, [(prompt, params(WISHES[0], logprobs=1)) for prompt in PROMPTS])
-    assert all(batch.attention is None for batch in silent.batches)
-    assert all(result.attention is None for result in silent.results)
-    assert any(batch.attention is not None for batch in asking.batches)
+    assert all(batch.insight is None for batch in silent.batches)
+    assert all(result.insight is None for result in silent.results)
+    assert any(batch.insight is not None for batch in asking.batches)
     for room in range(len(PROMPTS)):
         assert tokens(without[room]) == tokens(withal[room])
         assert [output.logprobs for output in without[room]] == [output.logprobs for output in withal[room]]

@@ -311,7 +311,7 @@ class Cluster:
     async def _start_router(self, config: RouterConfig, open_export: OpenExport | None) -> None:
         names = config.served_model_name
         model = ServedModel(MODEL_ID, self.tokenizer, self.tokenizer.vocab_size, CONTEXT_LEN, names=names)
-        model = replace(model, pooling=self._pooling, vector_size=3, vision=self._vision)
+        model = replace(model, pooling=self._pooling, vector_size=3, vision=self._vision, hidden_size=1024)
         model = replace(model, formats=formats_of(model, config.tool_parser, config.reasoning_parser))
         further = [self._further_model(model_id, pooling) for model_id, pooling in self._further.items()]
         self._stop = Stop()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import queue
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -126,6 +127,17 @@ def test_what_tokens_looked_at_is_told(cluster: Cluster, stub: Any, is_stream: b
     assert cluster.decode().started[0].sampling.attention == wish
     assert [position for part in parts for position in part.attention.positions] == [0, -1, 1, -1, 2, -1]
     assert {layer for part in parts for layer in part.attention.layers} == {3}
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_hidden_states_are_told(cluster: Cluster, stub: Any, is_stream: bool) -> None:
+    """Nothing is said of the length of an output: it ends where no more can be told."""
+    request = GenerateRequest(text="a", sampling=SamplingParams(hidden_states=True))
+    parts = list(stub.GenerateStream(request)) if is_stream else [stub.Generate(request)]
+    told = b"".join(part.hidden_states.values for part in parts)
+    num_tokens = sum(len(part.token_ids) for part in parts)
+    assert struct.unpack(f"<{2 * num_tokens}f", told) == tuple(x for i in range(num_tokens) for x in (i, 0.5))
+    assert cluster.decode().started[-1].sampling.max_tokens == 512
 
 
 def test_a_stop_string(stub: Any) -> None:

@@ -150,6 +150,30 @@ def test_nobody_hears_of_attention_unasked(cluster: Cluster) -> None:
     assert not cluster.decode().started[-1].sampling.HasField("attention")
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_the_hidden_state_of_each_output_token(cluster: Cluster, is_stream: bool) -> None:
+    body: Any = {"text": "ab", "return_hidden_states": True, "incremental_streaming_output": True}
+    parts = stream(cluster, **body) if is_stream else [post(cluster, "/generate", **body)]
+    told = [row for part in parts for row in part["meta_info"].get("hidden_states", [])]
+    assert told == [[index, 0.5] for index in range(4)]
+    assert [each.started[-1].sampling.hidden_states for each in (cluster.prefill(), cluster.decode())] == [True] * 2
+    assert "hidden_states" not in post(cluster, "/generate", text="ab", return_hidden_states=False)["meta_info"]
+
+
+BAD_STATES: dict[str, tuple[dict[str, Any], str]] = {
+    "text": ({"return_hidden_states": "yes"}, "return_hidden_states"),
+    "sent again and again": ({"stream": True}, "needs incremental_streaming_output"),
+    "too many": ({"sampling_params": {"max_new_tokens": 257, "n": 2}}, "not 1024 * 257 * 2 = 526336"),
+}
+
+
+@pytest.mark.parametrize(("fields", "words"), BAD_STATES.values(), ids=BAD_STATES)
+def test_hidden_states_that_can_not_be_told_are_refused(cluster: Cluster, fields: Any, words: str) -> None:
+    status, answer = cluster.post("/generate", {"text": "a", "return_hidden_states": True, **fields})
+    assert status == 400
+    assert words in json.dumps(answer)
+
+
 BAD_ATTENTION: dict[str, tuple[dict[str, Any], str]] = {
     "how, but not that": ({"top_k_attention": 2}, "top_k_attention"),
     "nothing": ({**ATTENTION, "top_k_attention": 0}, "top_k_attention"),

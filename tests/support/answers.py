@@ -37,7 +37,7 @@ def model_on(folder: Path, num_pages: int) -> tuple[Any, ModelRunner]:
     source = open_model(str(folder))
     layout = ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE_SIZE, dtype="float32")
     kv = np.full(layout.shape, np.nan, np.float32)
-    return kv, ModelRunner(source, torch.from_numpy(kv), dtype="float32")
+    return kv, ModelRunner(source, torch.from_numpy(kv), dtype="float32", max_requests=16)
 
 
 def one_by_one(core: SchedulerCore, runner: Any) -> Stepping:
@@ -55,9 +55,16 @@ def alone(
     rounds: int = 1,
     new_stepping: Callable[[SchedulerCore, Any], Stepping] = one_by_one,
     eos_ids: frozenset[int] = frozenset(),
+    pages_per_state: int = 0,
     **limits: Any,
 ) -> Answers:
-    cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256)
+    cache = KvCache(
+        num_pages=NUM_PAGES,
+        page_size=PAGE_SIZE,
+        max_requests=16,
+        max_tokens_per_request=256,
+        pages_per_state=pages_per_state,
+    )
     core = local_core(cache, Limits(256, VOCAB, eos_ids, STEP_TOKENS, 16, **limits))
     stepping = new_stepping(core, runner)
     for _ in range(rounds):

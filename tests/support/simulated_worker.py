@@ -332,7 +332,16 @@ def _with_reports(output: LegOutput, leg: StartLeg) -> LegOutput:
         output.logprobs.CopyFrom(simulated_logprobs(output.token_ids, leg.sampling.logprobs, asked))
     if leg.sampling.HasField("attention"):
         output.attention.CopyFrom(simulated_attention(output, leg.sampling.attention))
+    if leg.sampling.hidden_states:
+        output.hidden_states.CopyFrom(simulated_states(output))
     return output
+
+
+def simulated_states(output: LegOutput) -> inference_pb2.HiddenStates:
+    """Token i has i and a half."""
+    indices = np.arange(output.first_index, output.first_index + len(output.token_ids))
+    values = np.stack([indices, np.full(len(indices), 0.5)], axis=1)
+    return inference_pb2.HiddenStates(size=2, values=values.astype("<f4").tobytes())
 
 
 def simulated_attention(output: LegOutput, wish: inference_pb2.AttentionWish) -> inference_pb2.TokenAttention:

@@ -245,7 +245,7 @@ class DecodeCore:
             self.effects += self._grants.grant(now_s)
 
     def _on_tokens(self, row: Sampled, num_drafts: int, now_s: float) -> None:
-        request, token_ids, logprobs, attention = row
+        request, token_ids, logprobs, insight = row
         room, index = self._rooms[request.room], request.num_output_tokens
         taken, finish, failure = take_tokens(request, token_ids, self._limits.eos_ids)
         if taken:
@@ -256,8 +256,8 @@ class DecodeCore:
             num_accepted = min(len(token_ids) - 1, len(taken))
             of_drafts = num_drafts if len(taken) == len(token_ids) else num_accepted, num_accepted
             told = Output(request.room, index, taken, finish, None, stats, counted, of_prompt, *of_drafts)
-            if attention is not None:
-                told = replace(told, attention=attention.span(0, len(taken)))
+            if insight is not None:
+                told = replace(told, insight=insight.span(0, len(taken)))
             self._tell(room, told if request.vector is None else replace(told, vector=request.vector))
         if failure is NO_TOKEN_FAILURE:
             self._running.distrust(request)
@@ -338,7 +338,7 @@ class DecodeCore:
             output_step_s=output_step_s,
             context_token_s=context_token_s,
             prompt_token_s=prompt_token_s,
-            tiers=self._cache.prices(),
+            tiers=self._cache.prices() if self._cache.has_tiers else (),
         )
 
     @property

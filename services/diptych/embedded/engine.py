@@ -26,9 +26,10 @@ from diptych.embedded.data_parallel_controller import DataParallelController
 from diptych.embedded.group import launched, roles_of
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.options.config import EngineOptions
-from diptych.generation import attention_tokens
+from diptych.generation import insight as insights
 from diptych.generation.attention_tokens import TokenAttention
 from diptych.generation.finish import Finish
+from diptych.generation.insight import HiddenStates, Insight
 from diptych.generation.leg_prompt import words_far_too_long, words_too_long
 from diptych.generation.logprobs import TokenLogprobs, join
 from diptych.generation.output_text import OutputText, TextDelta
@@ -59,6 +60,7 @@ class Generation:
     prompt_logprobs: TokenLogprobs | None = None  # of the prompt but its first token, if asked for
     predicted: Predicted = NOTHING_PREDICTED  # what came of guesses, with `EngineOptions.speculate`
     attention: TokenAttention | None = None  # of `token_ids`, if asked for
+    hidden_states: HiddenStates | None = None  # likewise
 
 
 class _Part(NamedTuple):
@@ -69,7 +71,7 @@ class _Part(NamedTuple):
     cached_tokens: int
     prompt_logprobs: TokenLogprobs | None
     predicted: Predicted
-    attention: TokenAttention | None
+    insight: Insight | None
 
 
 class Engine:
@@ -192,7 +194,8 @@ class Engine:
         finish = deltas[-1].finish
         assert finish is not None
         logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
-        attention = [part.attention for part in parts if part.attention is not None]
+        told = [part.insight for part in parts if part.insight is not None]
+        insight = insights.join(told) if told else Insight()
         return Generation(
             "".join(delta.text for delta in deltas),
             tuple(token_id for delta in deltas for token_id in delta.token_ids),
@@ -202,7 +205,8 @@ class Engine:
             join(logprobs) if logprobs else None,
             next((part.prompt_logprobs for part in parts if part.prompt_logprobs is not None), None),
             parts[-1].predicted,
-            attention_tokens.join(attention) if attention else None,
+            insight.attention,
+            insight.hidden_states,
         )
 
     async def _gather(
@@ -231,8 +235,8 @@ class Engine:
                 cached_tokens = stats.cached_tokens if stats is not None else 0
                 num_tokens += len(delta.token_ids)
                 predicted = attempt.predicted(num_tokens)
-                attention = made.attention and made.attention.span(0, len(delta.token_ids))
-                yield _Part(delta, len(prompt_ids), cached_tokens, made.prompt_logprobs, predicted, attention)
+                insight = made.insight and made.insight.span(0, len(delta.token_ids))
+                yield _Part(delta, len(prompt_ids), cached_tokens, made.prompt_logprobs, predicted, insight)
                 if delta.finish is not None:
                     return
         except AttemptFailed as failed:

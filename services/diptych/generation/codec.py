@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Set
-from typing import Final
+from typing import Any, Final
 
 from diptych.generation.attention_tokens import AttentionWish, TokenAttention
 from diptych.generation.finish import Finish
 from diptych.generation.grammar import Grammar, GrammarKind, Preamble
+from diptych.generation.insight import HiddenStates, Insight
 from diptych.generation.logit_processor import ProcessorChoice
 from diptych.generation.logprobs import TokenLogprobs
 from diptych.generation.request_groups import Account, Hints, Life
@@ -111,6 +112,7 @@ def params_from_wire(wire: inference_pb2.SamplingParams) -> SamplingParams:
         logit_bias=dict(wire.logit_bias),
         allowed_token_ids=tuple(wire.allowed_token_ids),
         attention=_wish_from_wire(wire.attention) if wire.HasField("attention") else None,
+        hidden_states=wire.hidden_states,
         processor=_processor_from_wire(wire.processor) if wire.HasField("processor") else None,
         grammar=grammar_from_wire(wire.grammar),
     )
@@ -138,6 +140,7 @@ def params_to_wire(params: SamplingParams) -> inference_pb2.SamplingParams:
         prompt_logprobs=params.prompt_logprobs,
         prompt_logprobs_start=params.prompt_logprobs_start or None,
         attention=None if params.attention is None else _wish_to_wire(params.attention),
+        hidden_states=params.hidden_states,
         processor=None if params.processor is None else _processor_to_wire(params.processor),
         grammar=None if params.grammar is None else grammar_to_wire(params.grammar),
     )
@@ -190,11 +193,33 @@ def _wish_to_wire(wish: AttentionWish) -> inference_pb2.AttentionWish:
     return inference_pb2.AttentionWish(top_k=wish.top_k, layers=wish.layers, window=wish.window)
 
 
-def attention_to_wire(told: TokenAttention) -> inference_pb2.TokenAttention:
+def _attention_to_wire(told: TokenAttention) -> inference_pb2.TokenAttention:
     return inference_pb2.TokenAttention(
         layers=told.layers, top_k=told.top_k, positions=told.positions, weights=told.weights
     )
 
 
-def attention_from_wire(wire: inference_pb2.TokenAttention) -> TokenAttention:
+def _attention_from_wire(wire: inference_pb2.TokenAttention) -> TokenAttention:
     return TokenAttention(tuple(wire.layers), wire.top_k, tuple(wire.positions), tuple(wire.weights))
+
+
+def insight_to_wire(told: Insight | None) -> dict[str, Any]:
+    """Return the fields that a message with tokens has for it."""
+    if told is None:
+        return {}
+    attention, states = told.attention, told.hidden_states
+    return {
+        "attention": None if attention is None else _attention_to_wire(attention),
+        "hidden_states": None if states is None else inference_pb2.HiddenStates(size=states.size, values=states.values),
+    }
+
+
+def insight_from_wire(wire: worker_pb2.LegOutput) -> Insight | None:
+    has_attention, has_states = wire.HasField("attention"), wire.HasField("hidden_states")
+    if not (has_attention or has_states):
+        return None
+    states = wire.hidden_states
+    return Insight(
+        _attention_from_wire(wire.attention) if has_attention else None,
+        HiddenStates(states.size, states.values) if has_states else None,
+    )

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from diptych.common.arrays import F32
-from diptych.generation.attention_tokens import TokenAttention
 from diptych.generation.finish import Finish
+from diptych.generation.insight import Insight
 from diptych.generation.logprobs import TokenLogprobs
 
 
@@ -86,4 +86,4 @@ class Output:
     num_drafts: int = 0  # that were verified beside the first of `token_ids`; none that its end cut off
     num_accepted: int = 0  # of these: they are among `token_ids`
     vector: F32 | None = field(default=None, compare=False)  # [size], of a prompt of which no text is made
-    attention: TokenAttention | None = None  # of `token_ids`, if wanted
+    insight: Insight | None = None  # of `token_ids`, if wanted

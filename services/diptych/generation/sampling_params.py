@@ -9,6 +9,7 @@ from typing import Final
 from diptych.common.errors import InvalidRequest
 from diptych.generation.attention_tokens import AttentionWish
 from diptych.generation.grammar import Grammar
+from diptych.generation.insight import InsightWish
 from diptych.generation.logit_processor import ProcessorChoice
 from diptych.generation.stop.pattern import compile_stop
 
@@ -52,6 +53,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     prompt_logprobs_start: int = 0  # for those behind this place only: KV of what is before it may come from a cache
     attention: AttentionWish | None = None  # report which earlier tokens each output token looked at most
+    hidden_states: bool = False  # report the hidden state from which each output token was predicted
     processor: ProcessorChoice | None = None  # changes logits, behind bias and penalties and before what forbids tokens
     grammar: Grammar | None = None  # that the output must match; it also says where the output ends
 
@@ -60,10 +62,17 @@ class SamplingParams:
         return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
 
     @property
+    def insight(self) -> InsightWish | None:
+        """Return what is to be reported of the model's inside; None: nothing."""
+        if self.attention is None and not self.hidden_states:
+            return None
+        return InsightWish(self.attention, self.hidden_states)
+
+    @property
     def is_plain(self) -> bool:
         """Nothing but temperature, top-k and top-p bears on the choice, and nothing is reported about it."""
         extras = self.has_penalties or self.min_p or self.logit_bias or self.min_tokens or self.grammar
-        reports = self.logprobs is not None or self.attention is not None
+        reports = self.logprobs is not None or self.insight is not None
         return not (extras or self.allowed_token_ids or self.processor or reports)
 
     def validate(self) -> None:

@@ -154,11 +154,11 @@ def hand_off_note(room: PrefillRoom, first_token: int, finish: Finish | None, ro
 
 def first_output(room: PrefillRoom, row: Sampled, now_s: float, token_nbytes: int) -> Output:
     """Return what the client hears at once."""
-    request, token_ids, logprobs, attention = row
+    request, token_ids, logprobs, insight = row
     room.first_token_s = now_s
     room.note_moved(token_nbytes)
     room.stats.queue_s = room.first_step_s - room.arrival_s
     room.stats.compute_s = now_s - room.first_step_s
     prompt_logprobs = pop_prompt_logprobs(request)
     told = Output(request.room, 0, token_ids, None, None, room.stats, logprobs, prompt_logprobs)
-    return told if attention is None else replace(told, attention=attention)
+    return told if insight is None else replace(told, insight=insight)

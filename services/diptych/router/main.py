@@ -93,7 +93,7 @@ def open_served_model(config: RouterConfig) -> ServedModel:
     if config.chat_template:
         tokenizer = tokenizer.with_chat_template(read_template(config.chat_template))
     model = ServedModel(own.model_id, tokenizer, own.vocab_size, own.context_len, names=config.served_model_name)
-    model = replace(model, vision=own.vision)
+    model = replace(model, vision=own.vision, hidden_size=own.hidden_size)
     if own.pooling is not None:
         return replace(model, pooling=own.pooling, vector_size=own.pooling.size(own.hidden_size))
     return replace(model, formats=formats_of(model, config.tool_parser, config.reasoning_parser))

@@ -14,9 +14,10 @@ import transformers
 
 from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.source import open_model
-from diptych.engine.values.batch import AttentionRows, ForwardMode
+from diptych.engine.values.batch import ForwardMode, InsightRows
 from diptych.engine.values.watched_layers import default_layer, watched_layers
 from diptych.generation.attention_tokens import AttentionWish, TokenAttention
+from diptych.generation.insight import InsightWish
 
 FAMILIES: Final = [
     "gpt oss",
@@ -49,11 +50,11 @@ def test_each_family_looks_where_it_does_in_transformers(new_driver: Callable[..
     with torch.inference_mode():
         attentions = reference(torch.tensor([prompt + output]), output_attentions=True).attentions
     by_layer = dict(zip(watched, attentions, strict=True))
-    driver, asked = new_driver(source), AttentionRows(np.array([0]), [AttentionWish(4, watched)])
+    driver, asked = new_driver(source), InsightRows(np.array([0]), [InsightWish(AttentionWish(4, watched))])
 
     def compute(mode: ForwardMode, token_ids: list[int]) -> TokenAttention:
-        batch = replace(driver.batch(mode, {0: token_ids}), attention=asked)
-        found: TokenAttention = driver.runner.execute(batch, driver.greedy(1)).attention[0]
+        batch = replace(driver.batch(mode, {0: token_ids}), insight=asked)
+        found: TokenAttention = driver.runner.execute(batch, driver.greedy(1)).insight[0].attention
         return found
 
     driver.extend({0: prompt[:13]})
@@ -64,19 +65,17 @@ def test_each_family_looks_where_it_does_in_transformers(new_driver: Callable[..
 
 def test_drafts_are_watched_each_behind_its_own_token(new_driver: Callable[..., Any], tiny_folder: Path) -> None:
     driver = new_driver(open_model(str(tiny_folder)))
-    prompt, row, wish = [*range(17)], [5, 9, 2], AttentionWish(3, (0, 1))
+    prompt, row, wish = [*range(17)], [5, 9, 2], InsightWish(AttentionWish(3, (0, 1)))
     driver.extend({0: prompt, 1: prompt})
-    asked = AttentionRows(np.arange(3), [wish] * 3)
+    asked = InsightRows(np.arange(3), [wish] * 3)
     batch = driver.batch(ForwardMode.DECODE, {0: row})
-    batch = replace(batch, num_sampled=batch.extend_lens, attention=asked)
-    together = driver.runner.execute(batch, driver.greedy(3)).attention
+    batch = replace(batch, num_sampled=batch.extend_lens, insight=asked)
+    together = driver.runner.execute(batch, driver.greedy(3)).insight
     for number, token_id in enumerate(row):
-        single = replace(
-            driver.batch(ForwardMode.DECODE, {1: [token_id]}), attention=AttentionRows(np.arange(1), [wish])
-        )
-        alone = driver.runner.execute(single, driver.greedy(1)).attention[0]
-        assert together[number].positions == alone.positions
-        np.testing.assert_allclose(together[number].weights, alone.weights, atol=1e-6)
+        single = replace(driver.batch(ForwardMode.DECODE, {1: [token_id]}), insight=InsightRows(np.arange(1), [wish]))
+        alone = driver.runner.execute(single, driver.greedy(1)).insight[0].attention
+        assert together[number].attention.positions == alone.positions
+        np.testing.assert_allclose(together[number].attention.weights, alone.weights, atol=1e-6)
 
 
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8_e4m3"])
@@ -86,9 +85,9 @@ def test_narrow_keys_are_read_as_they_are_stored(
     found = []
     for dtype in ("float32", kv_dtype):
         driver = new_driver(open_model(str(tiny_folder)), kv_dtype=dtype)
-        asked = AttentionRows(np.zeros(1, np.int64), [AttentionWish(32, (0,))])
-        batch = replace(driver.batch(ForwardMode.EXTEND, {0: [*range(30)]}), attention=asked)
-        told = driver.runner.execute(batch, driver.greedy(1)).attention[0]
+        asked = InsightRows(np.zeros(1, np.int64), [InsightWish(AttentionWish(32, (0,)))])
+        batch = replace(driver.batch(ForwardMode.EXTEND, {0: [*range(30)]}), insight=asked)
+        told = driver.runner.execute(batch, driver.greedy(1)).insight[0].attention
         found.append(dict(zip(told.positions, told.weights, strict=True)))
     assert found[0].keys() == found[1].keys()
     assert sum(found[1].values()) == pytest.approx(1, abs=1e-5)

@@ -18,14 +18,18 @@ from diptych.kernels.token_tiles import TokenTiles
 
 
 class Watcher(Protocol):
-    """Hears of the attention of some layers of a step."""
+    """Hears of what some layers of a step look at, and of what comes out of the last."""
 
     def before(self, layer: int, qkv: Tensor) -> None:
-        """`qkv` is about to be given to `AttentionBackend`; `layer` is counted among all of the model."""
+        """`qkv` was given to `AttentionBackend`; `layer` is counted among all of the model."""
         ...
 
     def behind(self, layer: int) -> None:
         """The keys of the step are in the pool."""
+        ...
+
+    def out(self, normed: Tensor) -> None:
+        """`normed`, of `logits_rows`, was given to the output projection, and may be overwritten later."""
         ...
 
 

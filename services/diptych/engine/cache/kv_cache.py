@@ -112,6 +112,7 @@ class KvCache:
         self.compute_s: ComputeSeconds = never_computed
         self._tiers = tiers
         self._prices = TierPrices(tiers, page_size)
+        self.has_tiers = bool(tiers)
         self._duplicates: list[Pages] = []  # of shared pages, still read by steps or transfers
         self.pages_per_state = pages_per_state
         self.windows = windows

@@ -155,6 +155,8 @@ class Decoder:
             return self._hand_on(stream, buffers[-1], len(batch.logits_rows))
         picked, last = buffers[-1].picked(batch.logits_rows), self._communicator.pick(stream, batch.logits_rows)
         logits = self._last(last, picked)
+        if batch.watcher is not None:
+            batch.watcher.out(picked.normed)
         if self._stages is not None:
             self._stages.bring_back(logits)
         if self._head is not None:

@@ -1,4 +1,4 @@
-"""Which earlier tokens those of a step look at most, for requests that ask.
+"""Which earlier tokens those of a step look at most, and what comes out of the last layer, for requests that ask.
 
 Attention is computed a second time for a few queries, in plain torch: kernels keep no scores. Nothing is computed, and
 no memory is taken, for a step in which nobody asks.
@@ -18,9 +18,10 @@ from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.layer_constants import Ropes, kv_scales, rope_tables
 from diptych.engine.attention.torch_backend import first_key, rotate, turns
 from diptych.engine.runner.backends import Setting
-from diptych.engine.values.batch import AttentionRows, ForwardBatch
+from diptych.engine.values.batch import ForwardBatch, InsightRows
 from diptych.engine.values.watched_layers import default_layer
 from diptych.generation.attention_tokens import NOBODY, AttentionWish, TokenAttention
+from diptych.generation.insight import HiddenStates, Insight
 
 PAGES_AT_ONCE: Final = 256  # whose keys are copied
 
@@ -92,10 +93,13 @@ class AttentionCapture:
 
     def of_step(self, batch: ForwardBatch) -> StepCapture | None:
         """Return what watches a step; None: nobody asks."""
-        if batch.attention is None:
+        if batch.insight is None:
             return None
-        layers = [wish.layers or (default_layer(self._config),) for wish in batch.attention.wishes]
-        return StepCapture(batch, batch.attention, layers, self._places)
+        layers = [self._layers(wish.attention) for wish in batch.insight.wishes]
+        return StepCapture(batch, batch.insight, layers, self._places)
+
+    def _layers(self, wish: AttentionWish | None) -> tuple[int, ...]:
+        return () if wish is None else wish.layers or (default_layer(self._config),)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,11 +107,12 @@ class StepCapture:
     """Implements `Watcher` for one step."""
 
     batch: ForwardBatch
-    asked: AttentionRows
+    asked: InsightRows
     layers: Sequence[tuple[int, ...]]  # of each that asks
     places: Mapping[int, _Place]
     _queries: dict[int, Tensor] = field(default_factory=dict)  # of the layer that is computed
     _found: dict[tuple[int, int], tuple[list[int], list[float]]] = field(default_factory=dict)  # by row and layer
+    _states: dict[int, bytes] = field(default_factory=dict)  # by row
 
     @property
     def _tokens(self) -> np.ndarray:
@@ -132,20 +137,34 @@ class StepCapture:
         tokens, table = self._tokens, self.batch.of_group(kind.group).page_table
         owners, positions = self.batch.rows_of(tokens).tolist(), self.batch.positions[tokens].tolist()
         for row, (owner, position) in enumerate(zip(owners, positions, strict=True)):
-            if layer in self.layers[row]:
+            wish = self.asked.wishes[row].attention
+            if wish is not None and layer in self.layers[row]:
                 pages = torch.from_numpy(table[owner]).long()
                 weights = kind.weights(queries[row], pages, position, place)
-                self._found[row, layer] = _strongest(weights, self.asked.wishes[row])
+                self._found[row, layer] = _strongest(weights, wish)
 
-    def result(self) -> dict[int, TokenAttention]:
-        """Return what was found, by sample: of one token each."""
-        told: dict[int, TokenAttention] = {}
+    def out(self, normed: Tensor) -> None:
+        """Keep what was given to the output projection for those that ask: samples are its first rows."""
         for row, (sample, wish) in enumerate(zip(self.asked.samples.tolist(), self.asked.wishes, strict=True)):
-            found = [self._found[row, layer] for layer in self.layers[row]]
-            positions = tuple(position for each, _ in found for position in each)
-            weights = tuple(weight for _, each in found for weight in each)
-            told[sample] = TokenAttention(self.layers[row], wish.top_k, positions, weights)
+            if wish.hidden_states:
+                self._states[row] = normed[sample].float().numpy().astype("<f4").tobytes()
+
+    def result(self) -> dict[int, Insight]:
+        """Return what was found, by sample: of one token each."""
+        told: dict[int, Insight] = {}
+        for row, (sample, wish) in enumerate(zip(self.asked.samples.tolist(), self.asked.wishes, strict=True)):
+            values = self._states.get(row)
+            states = None if values is None else HiddenStates(len(values) // 4, values)
+            told[sample] = Insight(self._attention(row, wish.attention), states)
         return told
+
+    def _attention(self, row: int, wish: AttentionWish | None) -> TokenAttention | None:
+        if wish is None:
+            return None
+        found = [self._found[row, layer] for layer in self.layers[row]]
+        positions = tuple(position for each, _ in found for position in each)
+        weights = tuple(weight for _, each in found for weight in each)
+        return TokenAttention(self.layers[row], wish.top_k, positions, weights)
 
 
 def _strongest(weights: Tensor, wish: AttentionWish) -> tuple[list[int], list[float]]:

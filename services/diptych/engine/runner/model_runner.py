@@ -30,7 +30,7 @@ from diptych.engine.values.batch import (
 from diptych.engine.values.kv_regions import kv_layout
 from diptych.engine.weights.memory import WeightMemory
 from diptych.engine.weights.taking import Taking
-from diptych.generation.attention_tokens import TokenAttention
+from diptych.generation.insight import Insight
 from diptych.kvtransfer.layout import PoolLayout
 
 
@@ -40,17 +40,17 @@ def new_follower(draft: LoadedModel, device: torch.device) -> CpuDraftModel:
 
 
 class WatchedLogits(Tensor):
-    """The logits of a step in which somebody asks what tokens look at, and the answer: see `StepResult`.
+    """The logits of a step in which somebody asks for more than tokens, and the answer: see `StepResult`.
 
     It goes with the logits, and not into the runner: the next step may be launched before this one is sampled.
     """
 
-    attention: Mapping[int, TokenAttention]
+    insight: Mapping[int, Insight]
 
     @staticmethod
-    def of(logits: Tensor, attention: Mapping[int, TokenAttention]) -> WatchedLogits:
+    def of(logits: Tensor, insight: Mapping[int, Insight]) -> WatchedLogits:
         watched: WatchedLogits = logits.as_subclass(WatchedLogits)
-        watched.attention = attention
+        watched.insight = insight
         return watched
 
 
@@ -172,7 +172,7 @@ class ModelRunner:
             if self.model.pooler is not None:
                 pooled = self.model.pooler.result(logits, batch)
                 return lambda: pooled
-            attention = logits.attention if isinstance(logits, WatchedLogits) else None
+            insight = logits.insight if isinstance(logits, WatchedLogits) else None
             plain = logits.as_subclass(Tensor).cpu()
             result = sample_step(self.model.sampler, plain, sampling, batch.prompt_rows)
-            return lambda: result if attention is None else replace(result, attention=attention)
+            return lambda: result if insight is None else replace(result, insight=insight)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from diptych.architectures.vision import VisionInput
     from diptych.engine.values.limits import Limits
     from diptych.engine.values.request import Request
+    from diptych.generation.insight import InsightWish
     from diptych.generation.segments import ContentSegment
 
 
@@ -35,7 +36,7 @@ def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int,
         return Failure(FailureCode.INVALID, words)
     if request.encodes is None and not _are_tokens(request, vocab_size):
         return Failure(FailureCode.INVALID, f"the prompt has token ids outside the vocabulary of {vocab_size}")
-    if request.attention is not None and (problem := limits.watched.refuse(request.attention)) is not None:
+    if request.insight is not None and (problem := _refuse_insight(request.insight, request, limits)) is not None:
         return Failure(FailureCode.INVALID, problem)
     if (processor := request.params.processor) is not None and processor.name not in limits.processors:
         return Failure(FailureCode.INVALID, _no_processor(processor.name, limits))
@@ -47,6 +48,11 @@ def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int,
         words = f"{num_waiting} requests wait already, of at most {limits.scheduling.max_waiting}"
         return Failure(FailureCode.OVERLOADED, words)
     return None
+
+
+def _refuse_insight(wish: InsightWish, request: Request, limits: Limits) -> str | None:
+    problem = None if wish.attention is None else limits.watched.refuse(wish.attention)
+    return limits.states.refuse(request.params.max_tokens) if problem is None and wish.hidden_states else problem
 
 
 def _no_processor(name: str, limits: Limits) -> str:

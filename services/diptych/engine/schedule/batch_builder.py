@@ -11,10 +11,10 @@ import numpy as np
 from diptych.common.arrays import I32, I64
 from diptych.engine.lora.registry import NO_ADAPTER
 from diptych.engine.values.batch import (
-    AttentionRows,
     ForwardBatch,
     ForwardMode,
     ImageRows,
+    InsightRows,
     PromptRows,
     StateMoves,
     WindowGroups,
@@ -90,7 +90,7 @@ def build_batch(
         adapters=_adapters(requests),
         window_groups=windows,
         rope_positions=_rope_positions(requests, starts, extend_lens, positions),
-        attention=_attention_rows(requests, num_sampled),
+        insight=_insight_rows(requests, num_sampled),
         images=images,
         encodes=encodes,
     )
@@ -114,7 +114,7 @@ def _build_decode(
     num_rows = len(requests)
     ones, owner = np.array([1] * num_rows, dtype=np.int64), np.arange(num_rows)
     table, out_slots = _slots(requests, owner, positions, page_table, page_size)
-    has_more = any([each.adapter_slot != NO_ADAPTER or each.contents or each.attention for each in requests])
+    has_more = any([each.adapter_slot != NO_ADAPTER or each.contents or each.insight for each in requests])
     return ForwardBatch(
         mode=ForwardMode.DECODE,
         input_ids=_last_tokens(requests, pending),
@@ -128,7 +128,7 @@ def _build_decode(
         adapters=_adapters(requests) if has_more else None,
         window_groups=_window_groups(requests, owner, positions, window_table, page_size),
         rope_positions=_rope_positions(requests, positions, ones, positions) if has_more else None,
-        attention=_attention_rows(requests, ones) if has_more else None,
+        insight=_insight_rows(requests, ones) if has_more else None,
     )
 
 
@@ -228,16 +228,16 @@ def _rope_positions(requests: Sequence[Request], starts: I64, lens: I64, positio
     return found
 
 
-def _attention_rows(requests: Sequence[Request], num_sampled: I64) -> AttentionRows | None:
-    """Return the samples of those who ask what the model looks at; None where nobody does."""
-    if not any([request.attention for request in requests]):
+def _insight_rows(requests: Sequence[Request], num_sampled: I64) -> InsightRows | None:
+    """Return the samples of those who ask for more than tokens; None where nobody does."""
+    if not any([request.insight for request in requests]):
         return None
     owners = np.repeat(np.arange(len(requests)), num_sampled).tolist()
-    asked = [(sample, requests[owner].attention) for sample, owner in enumerate(owners)]
+    asked = [(sample, requests[owner].insight) for sample, owner in enumerate(owners)]
     rows = [(sample, wish) for sample, wish in asked if wish is not None]
     if not rows:
         return None
-    return AttentionRows(np.array([sample for sample, _ in rows], dtype=np.int64), [wish for _, wish in rows])
+    return InsightRows(np.array([sample for sample, _ in rows], dtype=np.int64), [wish for _, wish in rows])
 
 
 def _images(chunks: Sequence[Chunk], first: int) -> tuple[ImageRows, ...]:

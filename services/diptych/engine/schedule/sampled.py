@@ -10,8 +10,8 @@ from diptych.engine.values.batch import NO_TOKEN, StepResult
 from diptych.engine.values.events import EmitTokens
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Chunk, Drafts, Step
-from diptych.generation.attention_tokens import TokenAttention, join
 from diptych.generation.finish import Finish
+from diptych.generation.insight import Insight, join
 from diptych.generation.logprobs import TokenLogprobs, of_rows
 from diptych.generation.output import Failure, FailureCode
 from diptych.generation.stop.conditions import token_finish
@@ -25,7 +25,7 @@ class Sampled(NamedTuple):
     request: Request
     token_ids: TokenIds
     logprobs: TokenLogprobs | None
-    attention: TokenAttention | None
+    insight: Insight | None
 
 
 NO_TOKENS: Final = EmitTokens((), (), ())
@@ -114,7 +114,7 @@ def sampled(step: Step, result: StepResult, rows: Iterable[int]) -> Iterator[Sam
         token_ids = verified(drafts, tuple(result.token_ids[first : first + 1 + len(drafts)].tolist()))
         _roll_back(request, drafts, token_ids)
         own = range(first, first + len(token_ids))
-        yield Sampled(request, token_ids, _logprobs(request, result, own), _attention(request, result, own))
+        yield Sampled(request, token_ids, _logprobs(request, result, own), _insight(request, result, own))
 
 
 def _logprobs(request: Request, result: StepResult, samples: range) -> TokenLogprobs | None:
@@ -135,11 +135,11 @@ def _roll_back(request: Request, drafts: TokenIds, token_ids: TokenIds) -> None:
     request.late_len = len(token_ids) if drafts else 0
 
 
-def _attention(request: Request, result: StepResult, samples: Iterable[int]) -> TokenAttention | None:
-    """Return what the model looked at for some of a request's samples, if that is wanted."""
-    if request.attention is None or result.attention is None:
+def _insight(request: Request, result: StepResult, samples: Iterable[int]) -> Insight | None:
+    """Return what the model's inside tells of some of a request's samples, if that is wanted."""
+    if request.insight is None or result.insight is None:
         return None
-    return join([result.attention[sample] for sample in samples])
+    return join([result.insight[sample] for sample in samples])
 
 
 def verified(drafts: TokenIds, samples: TokenIds) -> TokenIds:

@@ -31,7 +31,7 @@ from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.prompt_cost import prompt_cost
 from diptych.engine.values.transfer_rules import layer_windows
-from diptych.engine.values.watched_layers import watched_layers
+from diptych.engine.values.watched_layers import told_states, watched_layers
 from diptych.kvtransfer.lanes import PathRule
 from diptych.kvtransfer.layout import PoolLayout, layout_to_wire
 from diptych.kvtransfer.transport import DevicePages, Pool, ProbePages, Transport, TransportMemory
@@ -185,6 +185,7 @@ class SchedulerBase:
             image_row_nbytes=_image_row_nbytes(model, options),
             image_row_dtype=options.dtype,
             watched=watched_layers(model, options.device, options.num_ranks),
+            states=told_states(model, options.device, options.num_ranks),
             processors=load_processors(options.logit_processors),
             mixed_step_s=options.mixed_step_s,
         )

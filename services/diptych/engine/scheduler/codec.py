@@ -6,6 +6,7 @@ import dataclasses
 import math
 from dataclasses import asdict
 from itertools import chain
+from typing import Any
 
 from diptych.common.errors import InvalidRequest
 from diptych.common.members.roles import LegKind
@@ -16,8 +17,8 @@ from diptych.engine.values.request import new_request
 from diptych.generation.codec import (
     FINISH_TO_WIRE,
     account_from_wire,
-    attention_to_wire,
     hints_from_wire,
+    insight_to_wire,
     life_from_wire,
     logprobs_to_wire,
     params_from_wire,
@@ -84,8 +85,8 @@ def output_to_wire(output: Output) -> worker_pb2.LegOutput:
         wire.vector = output.vector.astype("<f4").tobytes()
     if output.logprobs is not None:
         wire.logprobs.CopyFrom(logprobs_to_wire(output.logprobs))
-    if output.attention is not None:
-        wire.attention.CopyFrom(attention_to_wire(output.attention))
+    if output.insight is not None:
+        wire.MergeFrom(worker_pb2.LegOutput(**insight_to_wire(output.insight)))
     if output.prompt_logprobs is not None:
         wire.prompt_logprobs.CopyFrom(logprobs_to_wire(output.prompt_logprobs))
     return wire
@@ -167,8 +168,9 @@ def load_to_wire(load: Load, links: bootstrap_pb2.WorkerLoad) -> bootstrap_pb2.W
 
 def change_load(wire: bootstrap_pb2.WorkerLoad, before: Load, load: Load) -> None:
     """Make the message about one load that about another; few of its fields change from step to step."""
+    value: Any
     for name, old, value in zip(Load._fields, before, load, strict=True):
-        if value != old and isinstance(value, int | float) and value >= 0:
+        if value != old and name != "tiers" and value >= 0:
             setattr(wire, name, value)
     if load.tiers != before.tiers:
         del wire.tiers[:]

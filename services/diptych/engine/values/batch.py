@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from diptych.common.arrays import F32, I32, I64, U64
 from diptych.engine.values.logit_processor import Processed
-from diptych.generation.attention_tokens import AttentionWish, TokenAttention
+from diptych.generation.insight import Insight, InsightWish
 from diptych.generation.logprobs import LogprobsBatch
 from diptych.generation.segments import Image
 from diptych.kvtransfer.ownership import NULL_PAGE, Pages
@@ -103,11 +103,11 @@ class PromptRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AttentionRows:
-    """The samples of which somebody asks what the model looked at."""
+class InsightRows:
+    """The samples of which somebody asks more than the token."""
 
     samples: I64  # [num_rows], ascending
-    wishes: Sequence[AttentionWish]  # of each
+    wishes: Sequence[InsightWish]  # of each
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,7 +197,7 @@ class ForwardBatch:
     images: tuple[ImageRows, ...] = ()  # where `input_ids` mean nothing
     looks_ahead: bool = False  # attends as a step with images does, to be run ahead of them
     encodes: tuple[ImageRows, ...] = ()  # to be written to pages: then that is all that the step does
-    attention: AttentionRows | None = None  # None: nobody asks
+    insight: InsightRows | None = None  # None: nobody asks
 
     def of_group(self, group: int) -> ForwardBatch:
         """Return the step as layers of one group of pages see it; see `ModelConfig.page_groups`."""
@@ -323,7 +323,7 @@ class StepResult:
     prompt_logprobs: LogprobsBatch | None = None  # of the batch's `prompt_rows`
     # [size] of each sample: what a model that makes no text has made, else of the `labels`; None: of neither
     vectors: Sequence[F32] | None = None
-    attention: Mapping[int, TokenAttention] | None = None  # of one token each, by sample, if a row wants it
+    insight: Mapping[int, Insight] | None = None  # of one token each, by sample, if a row wants it
     late_s: float = 0.0  # how long the device had been done when its result was asked for
 
 

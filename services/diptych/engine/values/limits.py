@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from diptych.engine.values.logit_processor import Processors
 from diptych.engine.values.prompt_cost import SAME_EVERYWHERE, PromptCost
-from diptych.engine.values.watched_layers import NOTHING_WATCHED, WatchedLayers
+from diptych.engine.values.watched_layers import NO_STATES, NOTHING_WATCHED, ToldStates, WatchedLayers
 
 if TYPE_CHECKING:
     from diptych.architectures.pooling import Pooling
@@ -49,6 +49,7 @@ class Limits:
     image_row_nbytes: int = 0  # that a tower makes of a place, which pages can carry; 0: none, or not on several ranks
     image_row_dtype: str = ""  # of the numbers in them
     watched: WatchedLayers = NOTHING_WATCHED  # whose attention requests may ask for
+    states: ToldStates = NO_STATES  # hidden states that requests may ask for
     processors: Processors = field(default_factory=dict)  # the operator's changes to logits
     mixed_step_s: float = math.inf  # of a step that computes prompts while requests wait for their next token
 

@@ -18,9 +18,9 @@ from diptych.engine.cache.tree.pins import Pin
 from diptych.engine.cache.tree.radix_node import Node
 from diptych.engine.lora.registry import NO_ADAPTER
 from diptych.engine.values.token_counts import TokenCounts
-from diptych.generation.attention_tokens import AttentionWish
 from diptych.generation.finish import Finish
 from diptych.generation.grammar import Matcher
+from diptych.generation.insight import InsightWish
 from diptych.generation.logprobs import PromptLogprobs
 from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.generation.request_groups import NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
@@ -72,7 +72,7 @@ class Request:
     end_ids: frozenset[int] = frozenset()  # tokens that end its output
     has_ended: bool = False  # answered; a step that is launched may still compute a token of it
     samples_plainly: bool = True  # `params.is_plain`, which every step asks
-    attention: AttentionWish | None = None  # `params.attention`, which every step asks
+    insight: InsightWish | None = None  # `params.insight`, which every step asks
     counts: TokenCounts | None = None  # None: the request has no penalties
     prompt_logprobs: PromptLogprobs | None = None  # None: not wanted
     given_len: int = 0  # tokens not to be computed for it here, as far as is known: cached, coming, or another worker's
@@ -191,7 +191,7 @@ def new_request(
         num_tokens=prompt_len,
         max_len=len(tokens),
         samples_plainly=params.is_plain and not labels,
-        attention=params.attention,
+        insight=params.insight,
         num_prior_output_tokens=num_prior_output_tokens,
         adapter=adapter,
         adapter_slot=adapter,

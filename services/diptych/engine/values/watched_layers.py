@@ -1,9 +1,12 @@
-"""The layers of which a worker can tell what tokens look at."""
+"""What a worker can tell of the inside of its model: what tokens look at in which layers, and hidden states."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from diptych.common.errors import InvalidRequest
+from diptych.generation.insight import validate_states
 
 if TYPE_CHECKING:
     from diptych.architectures.config import ModelConfig
@@ -52,3 +55,38 @@ def default_layer(config: ModelConfig) -> int:
     """Return the last layer that sees all tokens; where all have windows, the last with attention."""
     layers = config.attention_layers
     return next((layer for layer in reversed(layers) if not config.window(layer)), layers[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class ToldStates:
+    """Hidden states that may be asked for, or why there are none."""
+
+    hidden_size: int
+    lacks: str = ""  # why there are none
+
+    def refuse(self, max_tokens: int) -> str | None:
+        """Say why those of an output of so many tokens can't be had; None when they can."""
+        if self.lacks:
+            return f"return_hidden_states is not available here: {self.lacks}"
+        try:
+            validate_states(self.hidden_size, max_tokens)
+        except InvalidRequest as error:
+            return str(error)
+        return None
+
+
+NO_STATES: Final = ToldStates(0, "this worker does not tell them")
+
+
+def told_states(config: ModelConfig, device: str, num_ranks: int) -> ToldStates:
+    """Return whether a worker can tell hidden states that computes a model on `device`, on so many ranks."""
+    lacks = ""
+    if device == "sim":
+        lacks = "a simulated model has none"
+    elif device != "cpu":
+        lacks = "they are kept on CPUs only: serve the model with --device cpu to look into it"
+    elif num_ranks > 1:
+        lacks = "one process must have the whole model: serve it with --tp 1 and --pp 1 to look into it"
+    elif config.pooling is not None:
+        lacks = "this model makes no tokens"
+    return ToldStates(config.hidden_size, lacks)

@@ -11,11 +11,10 @@ from pydantic_core import from_json
 
 from diptych.common.errors import DiptychError, InvalidRequest, Overloaded, Unavailable
 from diptych.common.event_loop import in_turns
-from diptych.generation.attention_tokens import TokenAttention
 from diptych.generation.codec import (
     FINISH_TO_WIRE,
     account_from_wire,
-    attention_to_wire,
+    insight_to_wire,
     logprobs_to_wire,
     params_from_wire,
 )
@@ -73,7 +72,7 @@ def chunk_to_wire(index: int, piece: Piece, client: ClientRequest) -> inference_
         index=index,
         logprobs=_scores_to_wire(piece.scores),
         prompt_logprobs=_scores_to_wire(piece.prompt),
-        attention=_attention_to_wire(piece.attention),
+        **insight_to_wire(piece.insight),
     )
     if piece.end is not None:
         chunk.finish_reason = FINISH_TO_WIRE[piece.end.finish]
@@ -101,6 +100,7 @@ def response_to_wire(outputs: Sequence[Output], client: ClientRequest) -> infere
         logprobs=first.logprobs if first.HasField("logprobs") else None,
         prompt_logprobs=_scores_to_wire(outputs[0].prompt),
         attention=first.attention if first.HasField("attention") else None,
+        hidden_states=first.hidden_states if first.HasField("hidden_states") else None,
     )
 
 
@@ -113,17 +113,13 @@ def _choice_to_wire(index: int, output: Output, client: ClientRequest) -> infere
         finish_reason=FINISH_TO_WIRE[output.end.finish],
         matched_stop=output.end.stop,
         logprobs=_scores_to_wire(output.scores) if are_wanted else None,
-        attention=_attention_to_wire(output.attention),
+        **insight_to_wire(output.insight),
         answer=answer_to_wire(output.parts) if isinstance(client.prompts[0], ChatPrompt) else None,
     )
 
 
 def _scores_to_wire(scores: Scores | None) -> inference_pb2.TokenLogprobs | None:
     return None if scores is None else logprobs_to_wire(scores.logprobs)
-
-
-def _attention_to_wire(told: TokenAttention | None) -> inference_pb2.TokenAttention | None:
-    return None if told is None else attention_to_wire(told)
 
 
 def _usage_to_wire(usage: Usage) -> inference_pb2.Usage:

@@ -139,8 +139,8 @@ class Attempt:
             raise AttemptFailed(legs.failure)
         prompt_logprobs, legs.prompt_logprobs = legs.prompt_logprobs, None
         token_ids, logprobs = legs.pop()
-        finish, attention = legs.finish if legs.is_complete else None, legs.merger.pop_attention()
-        return Delta(token_ids, finish, logprobs, prompt_logprobs, legs.vector, attention)
+        finish, insight = legs.finish if legs.is_complete else None, legs.merger.pop_insight()
+        return Delta(token_ids, finish, logprobs, prompt_logprobs, legs.vector, insight)
 
     async def wait_for_prefill_end(self, timeout_s: float) -> None:
         """Wait until the prefill leg's last output, which carries its final stats, or for `timeout_s`."""

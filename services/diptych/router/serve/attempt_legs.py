@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from diptych.common.members.roles import LegKind
-from diptych.generation import attention_tokens
-from diptych.generation.attention_tokens import TokenAttention
-from diptych.generation.codec import FINISH_TO_WIRE, attention_from_wire, logprobs_from_wire
+from diptych.generation import insight as insights
+from diptych.generation.codec import FINISH_TO_WIRE, insight_from_wire, logprobs_from_wire
 from diptych.generation.finish import Finish
+from diptych.generation.insight import Insight
 from diptych.generation.logprobs import TokenLogprobs, join
 from diptych.generation.output import FailureCode
 from diptych.router.values.failure import LegFailure
@@ -34,7 +34,7 @@ class Run:
     first_index: int
     token_ids: Sequence[int]
     logprobs: TokenLogprobs | None = None
-    attention: TokenAttention | None = None
+    insight: Insight | None = None
 
     @property
     def end(self) -> int:
@@ -44,8 +44,8 @@ class Run:
         """Return the part from output `index` on."""
         count = index - self.first_index
         logprobs = None if self.logprobs is None else self.logprobs.span(count, len(self.token_ids))
-        attention = None if self.attention is None else self.attention.span(count, len(self.token_ids))
-        return Run(index, self.token_ids[count:], logprobs, attention)
+        insight = None if self.insight is None else self.insight.span(count, len(self.token_ids))
+        return Run(index, self.token_ids[count:], logprobs, insight)
 
 
 class Merger:
@@ -62,7 +62,7 @@ class Merger:
     def __init__(self) -> None:
         self._ready: list[int] = []
         self._logprobs: list[TokenLogprobs] = []  # of those
-        self._attention: list[TokenAttention] = []  # likewise
+        self._insight: list[Insight] = []  # likewise
         self._held: list[Run] = []
         self.num_tokens = 0  # ready so far, with those that were taken
 
@@ -85,13 +85,13 @@ class Merger:
         first_index: int,
         token_ids: Sequence[int],
         logprobs: TokenLogprobs | None = None,
-        attention: TokenAttention | None = None,
+        insight: Insight | None = None,
     ) -> None:
         """Take a run, from output `first_index` on."""
         if first_index == self.num_tokens and not self._held:
-            self._make_ready(token_ids, logprobs, attention)
+            self._make_ready(token_ids, logprobs, insight)
         elif token_ids:
-            self._sort_in(Run(first_index, list(token_ids), logprobs, attention))
+            self._sort_in(Run(first_index, list(token_ids), logprobs, insight))
 
     def pop(self) -> tuple[list[int], TokenLogprobs | None]:
         """Return the tokens that are next, and their log-probabilities if they have them."""
@@ -101,22 +101,20 @@ class Merger:
         logprobs, self._logprobs = self._logprobs, []
         return ready, join(logprobs)
 
-    def pop_attention(self) -> TokenAttention | None:
-        """Return what the tokens looked at that `pop` gave last, if they tell it."""
-        if not self._attention:
+    def pop_insight(self) -> Insight | None:
+        """Return what is told of the tokens that `pop` gave last."""
+        if not self._insight:
             return None
-        told, self._attention = self._attention, []
-        return attention_tokens.join(told)
+        told, self._insight = self._insight, []
+        return insights.join(told)
 
-    def _make_ready(
-        self, token_ids: Sequence[int], logprobs: TokenLogprobs | None, attention: TokenAttention | None
-    ) -> None:
+    def _make_ready(self, token_ids: Sequence[int], logprobs: TokenLogprobs | None, insight: Insight | None) -> None:
         self._ready.extend(token_ids)
         self.num_tokens += len(token_ids)
         if logprobs is not None and token_ids:
             self._logprobs.append(logprobs)
-        if attention is not None and token_ids:
-            self._attention.append(attention)
+        if insight is not None and token_ids:
+            self._insight.append(insight)
 
     def _sort_in(self, run: Run) -> None:
         self._held.append(run)
@@ -128,7 +126,7 @@ class Merger:
                 waiting.append(held)
             elif held.end > self.num_tokens:
                 rest = held.starting_at(self.num_tokens)
-                self._make_ready(rest.token_ids, rest.logprobs, rest.attention)
+                self._make_ready(rest.token_ids, rest.logprobs, rest.insight)
         self._held = waiting
 
 
@@ -212,8 +210,7 @@ class AttemptLegs:
         if output.drafts:
             self.guessed.add(output.first_index, output.drafts, output.accepted_drafts)
         logprobs = logprobs_from_wire(output.logprobs) if output.HasField("logprobs") else None
-        attention = attention_from_wire(output.attention) if output.HasField("attention") else None
-        self.merger.accept(output.first_index, output.token_ids, logprobs, attention)
+        self.merger.accept(output.first_index, output.token_ids, logprobs, insight_from_wire(output))
         if output.finish_reason or output.HasField("error"):
             return self._end(kind, output)
         return None

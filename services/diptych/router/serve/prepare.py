@@ -125,7 +125,7 @@ class Preparer:
             GenerationRequest(
                 client,
                 prompt,
-                _params(client, room, (seed + choice) & MAX_SEED, grammar),
+                _params(client, self._model.hidden_size, room, (seed + choice) & MAX_SEED, grammar),
                 self._timeout_s,
                 choice=choice,
             )
@@ -176,9 +176,11 @@ class Preparer:
         return grammar
 
 
-def _params(client: ClientRequest, room: int, seed: int, grammar: Grammar | None) -> SamplingParams:
+def _params(client: ClientRequest, hidden_size: int, room: int, seed: int, grammar: Grammar | None) -> SamplingParams:
     wanted = client.params
-    max_tokens = default_max_tokens(client, room) if client.max_tokens is None else min(client.max_tokens, room)
+    max_tokens = (
+        default_max_tokens(client, hidden_size, room) if client.max_tokens is None else min(client.max_tokens, room)
+    )
     chosen_by_logprobs = client.num_made > client.num_choices and wanted.logprobs is None
     return replace(
         wanted,

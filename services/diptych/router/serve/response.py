@@ -67,7 +67,7 @@ class Response:
             shown.token_ids,
             scores=None if shown.logprobs is None else self._scores(shown, shown.logprobs),
             prompt=None if delta.prompt_logprobs is None else self._prompt_scores(delta.prompt_logprobs),
-            attention=delta.attention and delta.attention.span(0, len(shown.token_ids)),
+            insight=delta.insight and delta.insight.span(0, len(shown.token_ids)),
             read=None if self._parser is None else _read(self._parser, shown),
         )
         for part in piece.read or ():

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from diptych.common.members.roles import LegKind
-from diptych.generation.attention_tokens import TokenAttention
 from diptych.generation.finish import Finish
+from diptych.generation.insight import Insight
 from diptych.generation.logprobs import TokenLogprobs
 from diptych.router.workers.worker_view import Pair
 from diptych.v1.worker_pb2 import LegStats
@@ -25,7 +25,7 @@ class Delta(NamedTuple):
     logprobs: TokenLogprobs | None = None  # of `token_ids`, if wanted
     prompt_logprobs: TokenLogprobs | None = None  # in the first delta, if wanted: of the prompt but its first token
     vector: bytes = b""  # of a prompt of which no text is made: little-endian float32
-    attention: TokenAttention | None = None  # of `token_ids`, if wanted
+    insight: Insight | None = None  # of `token_ids`, if wanted
 
     def of_prompt(self) -> Delta:
         """What is left of it where only the prompt is to be read."""

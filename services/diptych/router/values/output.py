@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from diptych.generation import attention_tokens
-from diptych.generation.attention_tokens import TokenAttention
+from diptych.generation import insight as insights
 from diptych.generation.finish import Finish
+from diptych.generation.insight import Insight
 from diptych.generation.logprobs import TokenLogprobs, join
 from diptych.router.text.parsing.parts import Content, Part
 from diptych.router.values.leg_results import NOTHING_PREDICTED, Predicted, Report
@@ -58,7 +58,7 @@ class Piece(NamedTuple):
     scores: Scores | None = None  # of `token_ids`, if wanted
     prompt: Scores | None = None  # in the first piece, if wanted
     read: Sequence[Part] | None = None  # a chat's `text` as its parser reads it, which may lag; None: all is content
-    attention: TokenAttention | None = None  # of `token_ids`, if wanted
+    insight: Insight | None = None  # of `token_ids`, if wanted
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -78,7 +78,7 @@ class Output:
     scores: Scores | None = None
     prompt: Scores | None = None
     parts: Sequence[Part] = ()  # of a chat's message
-    attention: TokenAttention | None = None
+    insight: Insight | None = None
 
 
 def total_usage(usages: Sequence[Usage], num_made: int) -> Usage:
@@ -100,7 +100,7 @@ def whole(pieces: Sequence[Piece]) -> Output:
     end = pieces[-1].end
     assert end is not None, "a stream ends with its last piece"
     scores = [piece.scores for piece in pieces if piece.scores is not None]
-    attention = [piece.attention for piece in pieces if piece.attention is not None]
+    told = [piece.insight for piece in pieces if piece.insight is not None]
     return Output(
         "".join([piece.text for piece in pieces]),
         [token_id for piece in pieces for token_id in piece.token_ids],
@@ -108,7 +108,7 @@ def whole(pieces: Sequence[Piece]) -> Output:
         _join_scores(scores) if scores else None,
         pieces[0].prompt,
         [part for piece in pieces for part in piece.parts],
-        attention_tokens.join(attention) if attention else None,
+        insights.join(told) if told else None,
     )
 
 

@@ -300,6 +300,7 @@ class ServedModel:
     names: tuple[str, ...] = ()  # that clients are told in place of its id; answers say the first
     pooling: Pooling | None = None  # what it makes of a prompt in place of text
     vector_size: int = 0  # numbers of that
+    hidden_size: int = 1  # numbers of a hidden state
     vision: VisionInput | None = None  # how it wants images; None: it takes none
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from diptych.common.errors import InvalidRequest
+from diptych.generation.insight import most_state_tokens, validate_states
 from diptych.generation.leg_prompt import words_far_too_long, words_too_long
 from diptych.router.errors import ContextLengthExceeded, ModelNotFound
 from diptych.router.keys.caller import Caller
@@ -44,17 +45,22 @@ def check_request(
     if client.tool_use.is_forced and client.params.allowed_token_ids:
         text = "a call that must be made may need other tokens: give one of allowed_token_ids and tool_choice"
         raise InvalidRequest(text, param="allowed_token_ids")
-    max_tokens = client.max_tokens or default_max_tokens(client, model.context_len)
+    max_tokens = client.max_tokens or default_max_tokens(client, model.hidden_size, model.context_len)
     client.params.validate_with(max_tokens)
     if client.params.attention is not None:
         client.params.attention.validate(max_tokens, client.num_requests)
+    if client.params.hidden_states:
+        validate_states(model.hidden_size, max_tokens, client.num_requests)
     client.params.validate_for(model.vocab_size)
 
 
-def default_max_tokens(client: ClientRequest, room: int) -> int:
+def default_max_tokens(client: ClientRequest, hidden_size: int, room: int) -> int:
     """Return how long an output may get of which nothing is said: what the context leaves, and all can be told of."""
-    wish = client.params.attention
-    return room if wish is None else max(1, min(room, wish.most_tokens(client.num_requests)))
+    wish, num_outputs = client.params.attention, client.num_requests
+    bounds = [room] if wish is None else [room, wish.most_tokens(num_outputs)]
+    if client.params.hidden_states:
+        bounds.append(most_state_tokens(hidden_size, num_outputs))
+    return max(1, min(bounds))
 
 
 def check_pool(name: str, pools: Collection[str]) -> None:

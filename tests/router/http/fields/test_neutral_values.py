@@ -81,7 +81,7 @@ def test_what_nobody_knows_is_refused_with_and_without_a_value(model: Any) -> No
         assert caught.value.param == "colour"
 
 
-@pytest.mark.parametrize(("name", "value"), [("no_stop_trim", True), ("custom_params", {"a": 1}), ("colour", "red")])
+@pytest.mark.parametrize(("name", "value"), [("no_stop_trim", True), ("use_beam_search", True), ("colour", "red")])
 def test_sampling_parameters_have_the_same_rule(name: str, value: Any) -> None:
     read(GenerateRequest, sampling_params={"no_stop_trim": False, "custom_params": None, "structural_tag": None})
     with pytest.raises(InvalidRequest) as caught:

@@ -14,6 +14,7 @@ from typing import Any, Final, NotRequired
 from typing_extensions import TypeAliasType, TypedDict
 
 from diptych.generation.finish import Finish
+from diptych.generation.insight import Insight
 from diptych.router.http.exchange.layout import DATA_ONLY, Json, Layout
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.attention_fields import AttendedTokens, shown_attention
@@ -49,6 +50,7 @@ class MetaInfo(Counts):
     input_token_logprobs: NotRequired[list[Triple]]
     input_top_logprobs: NotRequired[list[list[Triple] | None]]
     attention_tokens: NotRequired[list[list[AttendedTokens]]]  # of each output token, an entry for each layer
+    hidden_states: NotRequired[list[list[float]]]  # of each output token, what it was predicted from
 
 
 class GeneratedOutput(TypedDict):
@@ -140,11 +142,17 @@ class GenerateLayout(Layout):
             meta["output_token_logprobs"], meta["output_top_logprobs"] = self._logprobs(part.scores)
             if part.scores.logprobs.asked_ids:
                 meta["output_token_ids_logprobs"] = self._asked(part.scores)
-        if part.attention is not None:
-            meta["attention_tokens"] = shown_attention(part.attention)
+        if part.insight is not None:
+            self._tell_insight(meta, part.insight)
         if part.prompt is not None:
             meta["input_token_logprobs"], meta["input_top_logprobs"] = self._of_prompt(part.prompt)
         return {"index": index, "text": part.text, "output_ids": list(part.token_ids), "meta_info": meta}
+
+    def _tell_insight(self, meta: MetaInfo, told: Insight) -> None:
+        if told.attention is not None:
+            meta["attention_tokens"] = shown_attention(told.attention)
+        if told.hidden_states is not None:
+            meta["hidden_states"] = told.hidden_states.rows()
 
     def _note_end(self, meta: MetaInfo, end: End) -> None:
         meta["finish_reason"] = self._finish(end)

@@ -108,6 +108,7 @@ class GenerateRequest(RequestFields, AttentionFields):
     return_logprob: bool | None = None
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     token_ids_logprob: Named | None = None  # whose log-probabilities each output token tells, too
+    return_hidden_states: bool | None = None  # true: what each output token was predicted from
     return_text_in_logprobs: bool | None = None  # false: they have no text
     custom_logit_processor: ProcessorName | None = None  # one that workers have by that name
     logprob_start_len: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # from 0 on: of the prompt from there, too
@@ -125,6 +126,9 @@ class GenerateRequest(RequestFields, AttentionFields):
             raise InvalidRequest("a turn of a session has one prompt and one output", param="session_params")
         if self.scores_prompt and self.stream:
             raise InvalidRequest("logprob_start_len is not available in a stream", param="logprob_start_len")
+        if self.return_hidden_states and self.stream and not self.incremental_streaming_output:
+            words = "return_hidden_states in a stream needs incremental_streaming_output: all would be sent many times"
+            raise InvalidRequest(words, param="return_hidden_states")
         self._check_named()
 
     def _check_named(self) -> None:
@@ -202,6 +206,7 @@ class GenerateRequest(RequestFields, AttentionFields):
         params = replace(
             params,
             attention=self.attention(),
+            hidden_states=bool(self.return_hidden_states),
             logprob_token_ids=tuple(self.token_ids_logprob or ()),
             processor=processor_of(self.custom_logit_processor, self.sampling.custom_params),
         )

@@ -144,8 +144,8 @@ class ChoiceLayout(Layout):
     def _show_tokens(self, choice: ShownTokens | Json, part: Piece | Output) -> None:
         if self.style.return_token_ids:
             choice["token_ids"] = list(part.token_ids)
-        if part.attention is not None:
-            choice["attention_tokens"] = shown_attention(part.attention)
+        if part.insight is not None and part.insight.attention is not None:
+            choice["attention_tokens"] = shown_attention(part.insight.attention)
 
     def _show_prompt_tokens(self, part: ShownPrompt | Json, index: int) -> None:
         if self.style.return_token_ids:
@@ -161,7 +161,7 @@ class ChoiceLayout(Layout):
 
     def _shows_tokens(self, piece: Piece) -> bool:
         """Whether a piece without text has something to show."""
-        shows = self.style.return_token_ids or self.style.logprobs or piece.attention is not None
+        shows = self.style.return_token_ids or self.style.logprobs or piece.insight is not None
         return bool(piece.token_ids) and shows
 
     def _opening(self, index: int) -> list[Json]:
