@@ -148,7 +148,7 @@ class SlotStates:
         if len(moves.written_slots):
             slots, pages = self._on_device(moves.written_slots), self._on_device(moves.written_pages)
             page_nbytes = self._pages.shape[1]
-            for some, to in zip(slots.split(_AT_A_TIME), pages.split(_AT_A_TIME), strict=True):
+            for some, to in zip(torch.split(slots, _AT_A_TIME), torch.split(pages, _AT_A_TIME), strict=True):
                 states = self._units.take(some, self._pages_per_state * page_nbytes)
                 self._pages[to.ravel()] = states.view(-1, page_nbytes)
 
