@@ -110,7 +110,7 @@ class Ranking:
 
         What follows it lies in tiers, and goes before it there.
         """
-        sunk = [*node.below()][::-1] + [node]
+        sunk = [*reversed(list(node.below())), node]
         for step in node.path():
             if step is not node:
                 if step.num_locks or step.num_pins or step.state is not None or len(step.children) > 1:
