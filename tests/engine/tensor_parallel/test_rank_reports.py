@@ -90,7 +90,7 @@ def test_an_operation_that_ends_at_once_is_reported_behind_one_step_though_more_
     log, worker = RankLog(channels, 2), TpModelWorker(channels, 1)
     transport = InstantTransport(descriptor)
     stage, transfer = Stage(log), RankTransfer(transport, transport)  # type: ignore[arg-type]
-    log.append(rank_pb2.RankEntry(digest_pages=rank_pb2.DigestOwnPages(operation=OPERATION, pages=page_bytes([3]))))
+    log.append(rank_pb2.RankEntry(digest_pages=rank_pb2.DigestOwnPages(operation=OPERATION, pages=page_bytes(ONES))))
     for _ in range(3):
         log.append(step)
     log.append(rank_pb2.RankEntry(shutdown=True))
