@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from diptych.kernels.image import KernelImage, TransferKernels
 from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import TransferQueueFull
 from diptych.kvtransfer.flow import Flow
@@ -40,10 +41,12 @@ def as_json(event: TransportEvent) -> dict[str, Any]:
             return {"kind": "OpDone", "op": op, "error": error, "digest": digest}
 
 
-def open_device(kind: str, number: int, layout: PoolLayout) -> Device:
-    """A device; where there are several, not always the same."""
+def open_device(kind: str, number: int, layout: PoolLayout, chunk: int = 0) -> Device:
+    """A device; where there are several, not always the same. `chunk`: what kernels of an emulated one would need."""
     if kind == "emulated":
-        return Device("emulated", stream=lambda: 0)
+        kernel = KernelImage(b"none", "none", 1, 0, 1, chunk)
+        kernels = TransferKernels(kernel, kernel, {(dtype, dtype): kernel for dtype in layout.page_shape.dtypes})
+        return Device("emulated", kernels=kernels, stream=lambda: 0)
     import torch
 
     from diptych.kernels.gpu.pages.transfer_images import transfer_kernels
@@ -68,10 +71,11 @@ class Peer:
         self.pool = self.transport.allocate_pool(pages_of(layout))
 
     def open(self, instance_id: int, layout: dict[str, Any], options: dict[str, Any], device: str = "") -> None:
+        chunk = options.pop("chunk", 0)
         self.transport = open_transport(instance_id, options=UcxOptions(**options))
         pages = pages_of(layout)
         if device:
-            self.pool = self.transport.allocate_device_pool(pages, open_device(device, instance_id, pages))
+            self.pool = self.transport.allocate_device_pool(pages, open_device(device, instance_id, pages, chunk))
         else:
             self.pool = self.transport.allocate_pool(pages)
 

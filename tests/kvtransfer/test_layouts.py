@@ -265,6 +265,15 @@ def test_a_device_and_a_host_convert_for_each_other(
     workers.assert_arrived()
 
 
+def test_a_device_refuses_to_pack_what_is_no_whole_chunk_of_its_kernel(make_child_end: Make, link: Link) -> None:
+    src, dst = (PoolLayout.kv(8, LAYERS, size, 2, 64, "bfloat16") for size in (16, 32))
+    sender = make_child_end("emulated-mover", 1, src, chunk=128)
+    receiver = make_child_end("emulated-mover", 2, dst)
+    link(sender, receiver)
+    with pytest.raises(Exception, match="PageOutOfRange"):
+        sender.write(2, [1, 0], [0], b"there")
+
+
 def large_pages(num_pages: int, head_dim: int, dtype: str) -> PoolLayout:
     """In float32, one layer of a page is 64 KiB for each number of a head."""
     return PoolLayout.kv(num_pages, LAYERS, 256, 32, head_dim, dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -269,6 +269,19 @@ def test_a_device_converts_whole_lines_of_heads_of_whole_steps(
     else:
         with pytest.raises(LayoutMismatch, match=problem):
             check_on_device(conversion, src)
+
+
+def test_a_device_refuses_states_of_odd_lines_though_tokens_move_as_they_are() -> None:
+    """Two KV heads on two ranks are one each on four, too; the states of the same model are cut, into 64 cells."""
+    src, dst = (
+        replace(PoolLayout.kv(100, 4, 16, 1, 256, "bfloat16", HeadShare(0, num, 2)), state_nbytes=8 * 384)
+        for num in (2, 4)
+    )
+    conversion = Conversion.between(src, dst)
+    assert not conversion.parts
+    assert not conversion.packs
+    with pytest.raises(LayoutMismatch, match="pages whose sizes have so little in common"):
+        check_on_device(conversion, src)
 
 
 def test_parts_of_pages_land_in_a_device_in_whole_lines() -> None:

@@ -241,7 +241,7 @@ def one_page_short(before: Any, arrived: Any) -> Any:
     ids=lambda mutant: mutant.__name__,
 )
 def test_what_comes_back_damaged_from_host_memory_breaks_a_rule(monkeypatch: Patch, kind: str, mutant: Mutant) -> None:
-    beside: dict[str, Any] = {"pages_per_state": 1} if kind == "states" else {"windows": WindowPages(1, 5)}
+    beside: dict[str, Any] = {"pages_per_state": 2} if kind == "states" else {"windows": WindowPages(1, 5)}
     mutant(monkeypatch)
     with pytest.raises(RuleBroken):
         seeded(9, num_host_slots=32, **beside).run(1500)

@@ -12,8 +12,8 @@ import pytest
 import torch
 import transformers
 from scheduler_pair import SchedulerPair
-from tiny_vision import contents_of
-from vision_engine import TWO_IMAGES
+from tiny_vision import contents_of, picture
+from vision_engine import TWO_IMAGES, seen
 
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.values.transfer_rules import TransferRules
@@ -175,13 +175,16 @@ def test_a_role_changes_without_a_reload_and_the_link_serves_the_new_one(
     asyncio.run(run())
 
 
-def test_a_prompt_with_images_is_computed_by_two_ranks_and_goes_on_where_no_pixels_are(vision_model: Any) -> None:
-    """Its digests are compared; the second time both sides have its pages, and nothing is encoded."""
+def test_images_are_seen_by_two_ranks_whose_peer_has_no_pixels_and_by_one_worker_alone(vision_model: Any) -> None:
+    """Digests are compared; the second time both sides have the prompt's pages, and nothing is encoded."""
     expected = vision_model.greedy(TWO_IMAGES, 5)
-    text = [token for token in TWO_IMAGES if isinstance(token, int)]
+    unseen = seen(picture(1, 4, 2), picture(0, 3, 5), first=7)
 
-    def leg(room: int, kind: worker_pb2.LegKind, peer: int) -> engine_pb2.SchedulerCommands:
-        contents = contents_of(TWO_IMAGES, with_pixels=kind == worker_pb2.LEG_KIND_PREFILL)
+    def leg(
+        room: int, kind: worker_pb2.LegKind, peer: int = 0, prompt: list[Any] = TWO_IMAGES
+    ) -> engine_pb2.SchedulerCommands:
+        text = [token for token in prompt if isinstance(token, int)]
+        contents = contents_of(prompt, with_pixels=kind != worker_pb2.LEG_KIND_DECODE)
         sampling = inference_pb2.SamplingParams(max_tokens=5, temperature=0, top_p=1, ignore_eos=True)
         start = worker_pb2.StartLeg(room=room, prompt_token_ids=text, sampling=sampling, peer_instance_id=peer)
         start.contents.extend(map(content_to_wire, contents))
@@ -203,5 +206,9 @@ def test_a_prompt_with_images_is_computed_by_two_ranks_and_goes_on_where_no_pixe
                 assert [each.images_encoded for each in statuses] == [2, 0]
                 assert [each.image_places_encoded for each in statuses] == [23, 0]
                 assert [(each.integrity_failures, list(each.problems)) for each in statuses] == [(0, [])] * 2
+            await pair.decode.send(engine_pb2.SchedulerCommands(role=bootstrap_pb2.ROLE_UNIFIED))
+            await pair.decode.send(leg(3, worker_pb2.LEG_KIND_LOCAL, prompt=unseen))
+            assert (await pair.decode.wait_for(3)).token_ids == vision_model.greedy(unseen, 5)
+            assert (await pair.decode.ask_status()).images_encoded == 2
 
     asyncio.run(run())

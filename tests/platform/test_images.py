@@ -33,7 +33,7 @@ COUNTED = [
 HOW: dict[str, Any] = {"model": "", "temperature": 0, "max_tokens": NUM_TOKENS}
 EXTRA = {"ignore_eos": True, "return_token_ids": True}
 SHAPES = {"a pair, and who encodes": (1, 1, ("--encode", "1"))}
-if os.environ.get("DIPTYCH_DEEP_CHECKS"):  # one alone is what an `Engine` is in tests/lang/test_program.py
+if os.environ.get("DIPTYCH_DEEP_CHECKS"):  # tests/pd/test_processes.py asks one scheduler alone
     SHAPES["one worker"] = (0, 0, ("--unified", "1"))
 
 

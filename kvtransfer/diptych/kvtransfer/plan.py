@@ -161,11 +161,6 @@ class Conversion:
     parts: tuple[Parts, ...]  # of the regions that have to be unpacked
 
     @property
-    def is_trivial(self) -> bool:
-        """Whether pages move as they are."""
-        return not self.parts and not self.packs
-
-    @property
     def packs(self) -> tuple[PagePack, ...]:
         """Return how images of tokens are made for the peer: none where pages move as they are."""
         copies = self.copies.regions if self.copies is not None else ()
@@ -218,10 +213,11 @@ def check(src: PoolLayout, dst: PoolLayout) -> None:
 
 def check_on_device(conversion: Conversion, own: PoolLayout) -> None:
     """Raise `LayoutMismatch` unless a device with a pool of `own` can convert so: whole lines, heads of whole steps."""
-    if conversion.is_trivial:
-        return
     copies = conversion.copies.all if conversion.copies is not None else ()
-    _check_packs([copy.pack for copy in copies if copy.pack is not None], own.page_shape.head_dim)
+    packs = [copy.pack for copy in copies if copy.pack is not None]
+    if not conversion.parts and not packs:
+        return
+    _check_packs(packs, own.page_shape.head_dim)
     sent = (nbytes for copy in copies for nbytes in (copy.dst, copy.layer_nbytes))
     landed = (parts.num_rows * parts.head_nbytes for parts in conversion.parts)
     if any(nbytes % LINE_NBYTES for nbytes in (*sent, *landed)):

@@ -231,6 +231,32 @@ def test_whoever_hurries_it_stops_it_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert asyncio.run(scene()) == [None]
 
 
+def test_a_grace_that_is_cut_short_has_ended_before_the_server_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> list[tuple[float | None, int]]:
+        serving, stop, graces = build(PickerConfig(bootstrap=("127.0.0.1:1",), port=0, plain_text=True)), Stop(), []
+        end, running = serving.server.stop, set[float | None]()
+
+        async def noted(server: grpc.aio.Server, grace: float | None) -> None:
+            graces.append((grace, len(running)))
+            running.add(grace)
+            try:
+                if grace is None:
+                    await end(None)
+                else:
+                    stop.hurry.set()
+                    await asyncio.Event().wait()
+            finally:
+                running.remove(grace)
+
+        monkeypatch.setattr(type(serving.server), "stop", noted)
+        stop.set()
+        async with asyncio.timeout(HUNG_S):
+            await run(serving, stop, linger_s=0.0, drain_s=9.0)
+        return graces
+
+    assert asyncio.run(scene()) == [(9.0, 0), (None, 0)]
+
+
 def test_streams_that_run_through_one_that_leaves_come_to_their_end() -> None:
     async def scene() -> None:
         stop = Stop()

@@ -43,6 +43,11 @@ def test_without_a_free_place_a_load_is_refused() -> None:
     assert adapters.load("c", "f") == (Loaded("c", 1, "f"), True)
 
 
+def test_a_worker_without_places_says_that_it_takes_none() -> None:
+    with pytest.raises(InvalidRequest, match="this worker takes no adapters: start it with --max-loras above 0"):
+        registry(0).load("a", "f")
+
+
 @pytest.mark.parametrize("name", ["", "a b", "x" * 129, "a,b", "a=b", "ä", "base"])
 def test_a_name_that_cannot_be_asked_for_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest):

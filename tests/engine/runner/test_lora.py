@@ -262,7 +262,7 @@ def test_a_removed_adapter_changes_nothing_any_more(new_driver: NewDriver, llama
 
 def test_a_model_without_slots_says_how_to_get_some(new_driver: NewDriver, llama: Case) -> None:
     driver = new_driver(llama.source, max_loras=0)
-    with pytest.raises(InvalidRequest, match="--max-loras above 0 and without --deterministic"):
+    with pytest.raises(InvalidRequest, match="start it with --max-loras above 0 and without --deterministic"):
         driver.runner.loras.prepare(Adapter("0" * 32, ()))
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from diptych.architectures.recurrent import DeltaNet, KimiDelta, Mamba2, Mixer, Recurrent, ShortConv, StatePart
-from diptych.engine.runner.states import Units
+from diptych.engine.runner.states import SlotStates, Units
+from diptych.engine.values.batch import StateMoves
 from diptych.engine.values.kv_regions import share_nbytes, state_nbytes, state_part_nbytes, unit_nbytes
 
 LAYERS = (0, 2, 5)
@@ -42,6 +46,30 @@ def test_shares_of_ranks_are_runs_of_the_whole_and_come_back_as_they_were(
         Units(empty, share, dtype).put(torch.tensor([1, 2]), of_ranks[-1])
         assert torch.equal(empty[1:], own[[2, 0]])
     assert torch.equal(torch.cat(of_ranks, dim=1), taken[:, :nbytes])
+
+
+def test_states_go_to_pages_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All prompts that end in one step together would take twice the bytes of all their states."""
+    recurrent, counts, plain = Recurrent(LAYERS, MIXERS["delta net"][0]), list[int](), Units.take
+    nbytes = share_nbytes(recurrent, "float32")
+    kv = torch.zeros(2 * 19 + 1, nbytes // 2 + 8, dtype=torch.uint8)
+    states = SlotStates(SimpleNamespace(recurrent=recurrent), kv, 20, "float32")  # type: ignore[arg-type]
+    for number, part in enumerate(part for layer in LAYERS for part in states.of(layer)):
+        part.copy_(torch.arange(part.numel()).view_as(part) + 1000 * number)
+    slots, pages = np.arange(19)[::-1] + 1, np.random.default_rng(0).permutation(38).reshape(19, 2) + 1
+    none = np.zeros(0, np.int64)
+    moves: Any = StateMoves(none, none, none, np.zeros((0, 2), np.int32), slots.copy(), pages.astype(np.int32))
+
+    def take(units: Units, slots: Tensor, nbytes: int) -> Tensor:
+        counts.append(len(slots))
+        return plain(units, slots, nbytes)
+
+    monkeypatch.setattr(Units, "take", take)
+    states.behind(SimpleNamespace(states=moves))  # type: ignore[arg-type]
+    assert counts == [8, 8, 3]
+    whole = plain(states._units, torch.from_numpy(slots.copy()), 2 * kv.shape[1])
+    assert torch.equal(kv[pages.ravel()].view(19, -1), whole)
+    assert not kv[0].any()
 
 
 def filled(recurrent: Recurrent, dtype: str) -> Tensor:

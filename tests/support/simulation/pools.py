@@ -21,9 +21,7 @@ from diptych.kvtransfer.layout import PoolLayout, Region
 from diptych.kvtransfer.plan import Copies, Parts, parts_of, plan
 from diptych.kvtransfer.transport import PageIndices, PageWrite
 from simulation.layered_runner import LayeredRunner
-from simulation.requests import LAYERS, VOCAB
-
-_CELL_NBYTES = 8
+from simulation.requests import CELL_NBYTES, LAYERS, VOCAB
 
 
 class Shape(NamedTuple):
@@ -43,7 +41,7 @@ class Shape(NamedTuple):
 def layouts(shape: Shape) -> tuple[PoolLayout, ...]:
     """Return those of all ranks. A cell is two numbers, which are never cast."""
     region = Region((0,), 1, LAYERS // shape.num_ranks, 2, "float32", LAYERS)
-    nbytes = shape.num_state_cells * _CELL_NBYTES
+    nbytes = shape.num_state_cells * CELL_NBYTES
     ranks = range(shape.num_ranks)
     return tuple(PoolLayout(shape.num_pages, shape.page_size, (region,), rank, len(ranks), nbytes) for rank in ranks)
 

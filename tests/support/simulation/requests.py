@@ -25,6 +25,7 @@ from diptych.generation.sampling_params import SamplingParams
 VOCAB = 1 << 31  # a wrong byte of KV gives another token
 PAGE = 4
 LAYERS = 2
+CELL_NBYTES = 8  # of a token in a layer, and of a cell of a state
 
 
 @dataclass(slots=True, eq=False)

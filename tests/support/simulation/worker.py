@@ -56,7 +56,7 @@ from diptych.prefill.core import PrefillCore
 from diptych.unified.core import UnifiedCore
 from simulation.layered_runner import LayeredRunner
 from simulation.network import WatchedNetwork
-from simulation.requests import LAYERS, PAGE, VOCAB
+from simulation.requests import CELL_NBYTES, LAYERS, PAGE, VOCAB
 from simulation.rules import Watched
 
 CONTEXT = 64
@@ -139,8 +139,9 @@ class Worker:
     ) -> None:
         self.role = role
         self.instance_id = instance_id
-        entries = Region(tuple(range(LAYERS)), 1, 1, 2, "float32", 1)  # of 8 bytes a token and layer
-        layout = PoolLayout(num_pages, page_size, (entries,))
+        entries = Region(tuple(range(LAYERS)), 1, 1, 2, "float32", 1)  # a cell for each token and layer
+        num_state_cells = pages_per_state * LAYERS * PAGE
+        layout = PoolLayout(num_pages, page_size, (entries,), state_nbytes=num_state_cells * CELL_NBYTES)
         self.transport = network.new_transport(instance_id, max_ops)
         pool = self.transport.allocate_pool(layout)
         self.kv = np.frombuffer(pool.buffer, dtype=np.uint64).reshape(-1, LAYERS, page_size)
@@ -177,7 +178,7 @@ class Worker:
         self._watcher = watcher
         self._clock = clock
         plain = LayeredRunner(self.kv, self.links.posting.layer_listener, meanwhile)
-        states = new_states(self.cache.num_rows, pages_per_state * LAYERS * PAGE)
+        states = new_states(self.cache.num_rows, num_state_cells)
         runner = InOrder(new_calculator(plain, self.kv, states, windows), self.copier)
         self._stepping = self._new_stepping(runner, overlap and self.core.can_overlap)
 

@@ -209,14 +209,22 @@ async def run(serving: Serving, stop: event_loop.Stop, *, linger_s: float, drain
         await wait_or_timeout(stop.hurry, linger_s)
         serving.health.close()  # who watches it would hold up the end
         if drain_s > 0 and not stop.hurry.is_set():  # gRPC crashes where the end of a grace meets a stop without one
-            ending = asyncio.create_task(serving.server.stop(drain_s))
-            hurrying = asyncio.create_task(stop.hurry.wait())
-            await asyncio.wait((ending, hurrying), return_when=asyncio.FIRST_COMPLETED)
-            hurrying.cancel()
+            await _drain(serving.server, stop.hurry, drain_s)
     finally:
         for task in tasks:
             task.cancel()
         await serving.server.stop(None)
+
+
+async def _drain(server: grpc.aio.Server, hurry: asyncio.Event, drain_s: float) -> None:
+    """Let what runs finish for `drain_s`, or until `hurry`; no stop of the server is under way afterwards."""
+    tasks = asyncio.create_task(server.stop(drain_s)), asyncio.create_task(hurry.wait())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 def credentials(config: PickerConfig) -> grpc.ServerCredentials | None:

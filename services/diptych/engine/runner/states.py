@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from diptych.engine.models.layers.recurrent.trials import new_trials
 from diptych.engine.runner.kv_pool import DTYPES
 from diptych.engine.values.batch import ForwardBatch, StateMoves
 from diptych.engine.values.kv_regions import share_nbytes, slices, state_nbytes, state_part_nbytes, unit_nbytes
+
+_AT_A_TIME: Final = 8  # states that are copied to pages: each takes twice its bytes meanwhile
 
 
 class Units:
@@ -143,9 +146,11 @@ class SlotStates:
         moves = batch.states
         assert moves is not None
         if len(moves.written_slots):
-            slots, page_nbytes = self._on_device(moves.written_slots), self._pages.shape[1]
-            states = self._units.take(slots, self._pages_per_state * page_nbytes)
-            self._pages[self._on_device(moves.written_pages.ravel())] = states.view(-1, page_nbytes)
+            slots, pages = self._on_device(moves.written_slots), self._on_device(moves.written_pages)
+            page_nbytes = self._pages.shape[1]
+            for some, to in zip(torch.split(slots, _AT_A_TIME), torch.split(pages, _AT_A_TIME), strict=True):
+                states = self._units.take(some, self._pages_per_state * page_nbytes)
+                self._pages[to.ravel()] = states.view(-1, page_nbytes)
 
     def _of_nobody(self, num_requests: int) -> StateMoves:
         slots, none = np.arange(num_requests) % len(self._slots), np.zeros(0, np.int64)

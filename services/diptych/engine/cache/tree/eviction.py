@@ -106,15 +106,18 @@ class Ranking:
         self._rank(list(node.path()))
 
     def sink(self, node: Node) -> list[Node]:
-        """Let the text that leads to `node` alone be evicted before all else; return its nodes."""
-        self._clock += 1
-        sunk = [node]
+        """Let the text that leads to `node` alone be evicted before all else; return its nodes.
+
+        What follows it lies in tiers, and goes before it there.
+        """
+        sunk = [*reversed(list(node.below())), node]
         for step in node.path():
             if step is not node:
                 if step.num_locks or step.num_pins or step.state is not None or len(step.children) > 1:
                     break
                 sunk.append(step)
         for step in sunk:
+            self._clock += 1
             step.rank = (SUNK, self._clock, -step.end)
         return sunk
 

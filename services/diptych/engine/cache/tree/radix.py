@@ -501,7 +501,7 @@ class RadixTree:
             self._ranking.spare(lowest)
             departures.add(lowest)  # its worth is found anew
         for node in self._ranking.sink(least):
-            self._queues[POOL].sunk(node)
+            self._queues[node.level].sunk(node)
 
     def _promise(self, node: Node) -> float:
         """Return what the text up to a state is expected to save, for the memory and the time that it takes."""

@@ -42,9 +42,13 @@ static int64_t num_source_pages(const struct page_pack *how, int64_t num_source,
     return end > first ? end - first : 0;
 }
 
-/* Whether a device can pack an image in one go, in the worst case of where it begins, and send some of it in a message. */
-static bool fits_device(const struct page_pack *how)
+/* Whether a device can pack an image in one go, in the worst case of where it begins, and send some of it in a message.
+ * Of heads that are not whole chunks its kernel would pack less, or nothing. */
+static bool fits_device(const device *device, const struct page_pack *how)
 {
+    int64_t chunk = device->chunks[KVT_PACKERS + how->src_type * KVT_NUM_CELL_TYPES + how->dst_type];
+    if (chunk != 0 && how->head_dim % chunk != 0)
+        return false;
     return how->dst_page_size / how->src_page_size + 3 <= PACK_ENTRIES && packed_unit(how, LINE_BYTES) <= MESSAGE_BYTES;
 }
 

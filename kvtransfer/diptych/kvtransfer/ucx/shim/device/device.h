@@ -96,6 +96,7 @@ typedef struct {
 struct device {
     const device_calls *calls;
     int32_t memory_type; /* UCX's name for it */
+    int64_t chunks[KVT_NUM_KERNELS]; /* of its kernels; 0: they move whatever they are given */
 };
 
 #endif

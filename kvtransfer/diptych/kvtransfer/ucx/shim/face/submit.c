@@ -11,7 +11,7 @@ static bool in_range(uint64_t num, const int64_t *pages, uint64_t num_pages)
 /* Whether images can be made so, of pages of ours. */
 static bool can_pack(const kvt_engine *engine, const kvt_copy *wanted)
 {
-    return packs_from(wanted->pack, engine->page_nbytes) && (engine->device == NULL || fits_device(wanted->pack)) &&
+    return packs_from(wanted->pack, engine->page_nbytes) && (engine->device == NULL || fits_device(engine->device, wanted->pack)) &&
            in_range(wanted->num_pages, wanted->first_tokens, UINT32_MAX);
 }
 

@@ -145,6 +145,8 @@ static const char *open_device(kvt_engine *engine, const kvt_device_options *opt
     const char *trouble = options->kind == KVT_CUDA ? open_cuda(options, &engine->device) : open_emulated(&engine->device);
     if (trouble != NULL)
         return trouble;
+    for (int i = 0; i < KVT_NUM_KERNELS; i++)
+        engine->device->chunks[i] = options->kernels[i].chunk;
     engine->own_queue = engine->gate_queue = (device_queue){.device = engine->device, .wake_fd = engine->wake_fd};
     engine->digest_sum = (uint64_t *)engine->device->calls->pin(sizeof *engine->digest_sum);
     if (engine->digest_sum == NULL)
