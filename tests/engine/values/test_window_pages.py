@@ -47,6 +47,19 @@ def test_the_first_live_page_has_what_is_seen_behind_the_last_whole_page_and_no_
         assert windows.num_live(num_tokens, page_size) == windows.num_groups * num_live
 
 
+@pytest.mark.parametrize("page_size", [1, 2, 4, 16])
+@pytest.mark.parametrize("windows", [*KINDS, *CHUNKED], ids=str)
+def test_a_first_live_page_is_passed_with_no_fewer_whole_pages_than_is_said(
+    windows: WindowPages, page_size: int
+) -> None:
+    fewest, is_exact = windows.fewest_passed(page_size), not windows.is_chunked or windows.window % page_size == 0
+    for before in range(70):
+        first = windows.first_live(before, page_size)
+        for later in range(before, before + 80):
+            is_passed, may_be = windows.first_live(later, page_size) > first, later // page_size - first >= fewest
+            assert may_be if is_passed else not (may_be and is_exact)
+
+
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("windows", [*KINDS, *CHUNKED], ids=str)
 def test_no_text_that_grows_token_by_token_has_more_live_pages_than_is_said(

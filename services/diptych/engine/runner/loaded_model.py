@@ -229,6 +229,7 @@ def load_model(
     dtype = DTYPES[options.dtype]
     with torch.inference_mode():
         part = ModelPart.of(source, communicator, whole_experts=options.expert_parallel)
+        check_rows(part.config, options.row_tokens, kv.device)
         sinks = new_sinks(part.config.attending, kv.device)
         if options.deterministic and kv.is_cuda:
             _check_fixed_order(part.config, 1 if communicator is None else communicator.size)
@@ -292,7 +293,6 @@ def _new_images(decoder: Decoder | EncoderModel, kv: Tensor) -> EncodedImages | 
 def _new_states(config: ModelConfig, kv: Tensor, options: ModelOptions, ops: Ops) -> SlotStates | None:
     if config.recurrent is None:
         return None
-    check_rows(config, options.row_tokens, kv.device)
     sizes = options.max_requests, options.dtype, options.row_tokens
     return SlotStates(config, kv, *sizes, by_token=ops.mixes_by_token)
 

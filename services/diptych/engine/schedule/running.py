@@ -187,11 +187,11 @@ class Running:
     def _pass_windows(self, step: Step) -> None:
         """Give up what is behind the windows of requests whose newest known token a step has computed.
 
-        That changes with whole pages; steps in flight compute what comes behind it.
+        Steps in flight compute what comes behind it.
         """
-        page_size = self._cache.page_size
-        held = (request for request in step.decodes if request.node is not None)
-        self._cache.pass_windows([each for each in held if step.drafts or each.num_tokens % page_size == 0])
+        cache, page_size = self._cache, self._cache.page_size
+        fewest, held = cache.windows.fewest_passed(page_size), (one for one in step.decodes if one.node is not None)
+        cache.pass_windows([one for one in held if one.num_tokens // page_size - one.first_window >= fewest])
 
     def share(self, step: Step) -> None:
         """Let others reuse what a step that is over has computed of prompts; not of requests that have ended."""

@@ -151,8 +151,8 @@ class LeadRank:
 
     def leading(self, runner: OverlapRunner) -> OverlapRunner:
         """Return what computes by `runner` here, and by theirs on the other ranks."""
-        on_all = TensorParallelRunner(runner, self._log)
-        return on_all if self._communicator.stages is None else StagedRunner(on_all, self._log)
+        is_staged = self._communicator.stages is not None
+        return StagedRunner(runner, self._log) if is_staged else TensorParallelRunner(runner, self._log)
 
     def close(self) -> None:
         self._log.close()

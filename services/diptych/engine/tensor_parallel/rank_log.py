@@ -42,7 +42,7 @@ _ARRAYS: Final = ("input_ids", "positions", "out_slots", "seq_lens", "extend_len
 
 
 class RankLog:
-    """Entries go to every rank in one order. `append` may be called from any thread, the rest from one.
+    """Entries go to every rank in one order. Any thread may append, begin steps and end them; the rest is for one.
 
     `task_ends` belongs to the one thread that has tasks done. No socket is used by two threads at once: what is sent is
     sent under a lock, and answers come over sockets of their own.
@@ -71,29 +71,42 @@ class RankLog:
     def append(self, entry: rank_pb2.RankEntry) -> None:
         data = entry.SerializeToString()
         with self._lock:
-            for channel in self._channels:
-                channel.send(data)
+            self._send(data)
 
     def ask(self, entry: rank_pb2.RankEntry) -> list[rank_pb2.RankAnswer]:
         """Append an entry that is answered; wait for each rank's answer, in order of rank."""
         self.append(entry)
         return self.answers()
 
-    def begin_step(self) -> int:
-        """A step begins that other ranks may end later than this one; return its number, from 1."""
-        self._num_steps += 1
-        return self._num_steps
+    def begin_step(self, step: rank_pb2.Step) -> int:
+        """Append a step that other ranks may end later than this one; return its number, from 1.
+
+        It counts from where it stands in the log: who asks the ranks to finish has asked for those before its entry.
+        """
+        data = rank_pb2.RankEntry(step=step).SerializeToString()
+        with self._lock:
+            self._send(data)
+            self._num_steps += 1
+            return self._num_steps
 
     def end_steps(self, number: int) -> None:
         """The first `number` steps have ended on every rank."""
-        self._num_ended = max(self._num_ended, number)
+        with self._lock:
+            self._num_ended = max(self._num_ended, number)
 
     def finish_steps(self) -> None:
         """Return when every rank has ended the steps so far: peers may write into the pages next."""
-        number = self._num_steps
-        if number > self._num_ended:
-            self.ask(rank_pb2.RankEntry(finish_steps=True))
-            self.end_steps(number)
+        with self._lock:
+            number = self._num_steps
+            if number <= self._num_ended:
+                return
+            self._send(rank_pb2.RankEntry(finish_steps=True).SerializeToString())
+        self.answers()
+        self.end_steps(number)
+
+    def _send(self, data: bytes) -> None:
+        for channel in self._channels:
+            channel.send(data)
 
     def answers(self) -> list[rank_pb2.RankAnswer]:
         """Wait for each rank's next answer."""

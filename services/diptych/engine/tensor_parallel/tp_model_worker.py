@@ -155,13 +155,19 @@ class TpModelWorker:
         host_pages: PageCopier,
         lasting: Sequence[RankMedium] = (),
     ) -> bool:
-        """Apply what is in the log, without waiting; return whether its end was reached."""
+        """Apply what is in the log as far as the next step, without waiting; return whether its end was reached.
+
+        Rank 0 appends a step before it computes it, so that a stage behind it always finds another while a prompt is
+        computed: what ended meanwhile is told between two.
+        """
         for entry in self._due():
             if entry.HasField("shutdown"):
                 self._channels.end()
                 return True
             if not any(each.apply(entry) for each in lasting):
                 self._apply(entry, runner, transfer, host_pages)
+            if entry.HasField("step") or entry.round.is_without_us:
+                return False
         return False
 
     def report(self, transfer: RankTransfer) -> None:

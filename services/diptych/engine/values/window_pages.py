@@ -37,6 +37,13 @@ class WindowPages:
         """
         return self.live_from(num_tokens // page_size * page_size) // page_size
 
+    def fewest_passed(self, page_size: int) -> int:
+        """Return with how many whole pages, from one that was the first live page on, that one may be live no more.
+
+        It is no more where windows slide, and where they are whole pages; else it may still be.
+        """
+        return max(1, self.window // page_size) if self.is_chunked else 1 - (1 - self.window) // page_size
+
     def num_live(self, num_tokens: int, page_size: int) -> int:
         """Return how many pages of a text of so many tokens are live, in all groups."""
         return self.num_groups * (-(-num_tokens // page_size) - self.first_live(num_tokens, page_size))

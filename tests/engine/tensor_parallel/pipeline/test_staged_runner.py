@@ -2,38 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from diptych.engine.tensor_parallel.channels import HostChannels
 from diptych.engine.tensor_parallel.pipeline.staged_runner import StagedRunner
 from diptych.engine.tensor_parallel.rank_log import RankLog
 from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
+from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
-SAMPLED, UNSAMPLED = [0.5], list[float]()  # the logits of a step
+
+def step(num_sampled: int) -> ForwardBatch:
+    one, table = np.ones(1, np.int64), np.zeros((1, 1), np.int32)
+    return ForwardBatch(ForwardMode.EXTEND, one, one, one, table, one, one, num_sampled=np.array([num_sampled]))
+
+
+SAMPLED, UNSAMPLED = step(1), step(0)
 
 
 class FirstStage:
-    """A runner whose batches are their logits."""
-
     def logits(self, batch: Any) -> Any:
-        return batch
+        return [0.5] * batch.num_sampled.sum()
 
     def sample(self, batch: Any, logits: Any, sampling: Any) -> Any:
         return lambda: "result"
 
 
 class LastStage:
-    """What another rank needs of its model; it counts what it was asked."""
+    """What another rank needs of its model; it notes what it was told."""
 
-    num_finished = 0
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def logits(self, batch: object) -> None:
+        self.told.append("step")
 
     def finish(self) -> None:
-        self.num_finished += 1
+        self.told.append("finish")
+
+
+class Interrupted:
+    """A batch that is interrupted while it is written down for other ranks."""
+
+    def __init__(self, batch: ForwardBatch, by: Callable[[], object]) -> None:
+        self._batch = batch
+        self._by = by
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "page_table":
+            self._by()
+        return getattr(self._batch, name)
 
 
 class Pipeline:
@@ -50,7 +73,7 @@ class Pipeline:
         while not waiting.done():
             self._rank.apply_due(self.last, None, None)  # type: ignore[arg-type]
         waiting.result()
-        return self.last.num_finished
+        return self.last.told.count("finish")
 
     def close(self) -> None:
         self.log.close()
@@ -81,8 +104,16 @@ def test_stages_are_waited_for_once_after_steps_that_were_not_sampled_from(pipel
 
 
 def test_the_result_of_a_step_says_nothing_of_one_begun_before_it_came(pipeline: Pipeline) -> None:
-    logits: Any = pipeline.runner.logits(SAMPLED)  # type: ignore[arg-type]
-    behind: Any = pipeline.runner.logits(UNSAMPLED)  # type: ignore[arg-type]
+    logits: Any = pipeline.runner.logits(SAMPLED)
+    behind: Any = pipeline.runner.logits(UNSAMPLED)
     pipeline.runner.sample(SAMPLED, logits, None)()  # type: ignore[arg-type]
     pipeline.runner.sample(UNSAMPLED, behind, None)()  # type: ignore[arg-type]
     assert pipeline.asked() == 1
+
+
+def test_a_grant_while_a_step_is_written_down_ends_no_step_that_the_other_ranks_have_yet_to_hear_of(
+    pipeline: Pipeline,
+) -> None:
+    pipeline.runner.execute(Interrupted(UNSAMPLED, pipeline.asked), None)  # type: ignore[arg-type]
+    pipeline.asked()
+    assert pipeline.last.told[-2:] == ["step", "finish"]

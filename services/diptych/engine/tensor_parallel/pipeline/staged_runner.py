@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from diptych.engine.tensor_parallel.rank_log import RankLog
+from diptych.engine.tensor_parallel.rank_log import RankLog, step_to_wire
 from diptych.engine.values.batch import ForwardBatch, OverlapRunner, SamplingBatch, StepResult, WaitForResult
 
 
 class StagedRunner:
-    """Implements `OverlapRunner` over that of all ranks, and tells their log which steps may not have ended.
+    """Implements `OverlapRunner` over rank 0's own runner, and tells the log of all which steps may not have ended.
 
     A step that is sampled from ends in the last stage, and so have all before it; another one ends here.
     """
@@ -24,7 +24,7 @@ class StagedRunner:
         return self.sample(batch, self.logits(batch), sampling)()
 
     def logits(self, batch: ForwardBatch) -> Any:
-        self._begun.append(self._log.begin_step())
+        self._begun.append(self._log.begin_step(step_to_wire(batch)))
         return self._runner.logits(batch)
 
     def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> WaitForResult:
