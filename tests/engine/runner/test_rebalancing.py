@@ -47,7 +47,7 @@ class Dealt:
 class OneRank:
     """Implements `Communicator` as far as loading asks: alone, but for experts."""
 
-    rank, size = 0, 1
+    rank, size, stages = 0, 1, None
 
     def __init__(self, experts: Dealt) -> None:
         self.experts = experts
