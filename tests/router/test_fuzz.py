@@ -88,7 +88,8 @@ def test_the_owner_of_a_leg_whose_last_output_makes_no_sense_hears_that_the_sess
 
 def news() -> st.SearchStrategy[KvNews]:
     hashes = st.lists(st.integers(0, 5) | U64, max_size=5)
-    return st.builds(KvNews, st.integers(0, 5) | U64, st.booleans(), hashes, hashes, st.booleans())
+    below = st.lists(st.tuples(st.integers(0, 5) | st.integers(0, 2**32 - 1), hashes), max_size=3)
+    return st.builds(KvNews, st.integers(0, 5) | U64, st.booleans(), hashes, hashes, st.booleans(), below)
 
 
 @fuzz
@@ -97,7 +98,8 @@ def test_news_of_cached_pages_in_any_order(heard: list[KvNews]) -> None:
     index = PrefixIndex()
     for each in heard:
         index.apply(WORKER, each)
-        assert index.num_pages(WORKER) <= sum(len(list(other.stored)) for other in heard)
+        told = [hashes for other in heard for hashes in (other.stored, *(lower for _, lower in other.below))]
+        assert index.num_pages(WORKER) <= sum(map(len, map(list, told)))
         index.holders({16: [1, 2, 3]})
     index.forget(WORKER)
     assert index.holders({16: [1, 2, 3]}) == {}
