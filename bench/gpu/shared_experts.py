@@ -30,6 +30,7 @@ import torch
 from llama_8b import model_folder
 from report import Report, arguments
 from torch import Tensor
+from torch._C._autograd import DeviceType
 
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.engine.models.layers.spread_experts import Places, SpreadExperts
@@ -47,6 +48,9 @@ ROWS: Final = (64, 4096)
 WARM: Final = 20
 CALLS: Final = 100
 TIMEOUT_S: Final = 60
+PROFILED: Final = 10  # calls
+LARGEST: Final = 6  # kernels that are named
+WAITS: Final = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 SHAPE: Final[Mapping[str, Any]] = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
@@ -117,6 +121,23 @@ def timed(work: Any, device: torch.device) -> float:
     return statistics.median(times) * 1e6
 
 
+def profiled(work: Any) -> str:
+    """Return how many kernels and copies a call queues, what they take, and those that take most; microseconds."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(PROFILED):
+            work()
+        torch.cuda.synchronize()
+    events = profile.key_averages()
+    on_device = [each for each in events if each.device_type == DeviceType.CUDA]
+    waits = sum(each.count for each in events if each.key in WAITS) / PROFILED
+    number = sum(each.count for each in on_device) / PROFILED
+    took = sum(each.self_device_time_total for each in on_device) / PROFILED
+    largest = sorted(on_device, key=lambda each: -each.self_device_time_total)[:LARGEST]
+    words = [f"{each.key[:48]} {each.self_device_time_total / PROFILED:.1f}" for each in largest]
+    return f"{number:g} queued, {took:.0f} us of the device, {waits:g} waits: {'; '.join(words)}"
+
+
 def be_rank(rank: int, folder: str) -> None:
     """Measure as one of two; rank 0 prints."""
     device = torch.device("cuda", rank)
@@ -137,6 +158,9 @@ def be_rank(rank: int, folder: str) -> None:
             group.exchange(group.exchange(everything, equal, equal), equal, equal)
 
         ours = timed(lambda x=x, c=chosen, s=shares, o=out: spread.forward(x, c, s, o), device)
+        words = profiled(lambda x=x, c=chosen, s=shares, o=out: spread.forward(x, c, s, o))
+        if rank == 0:
+            print(f"{num_rows} rows: {words}", file=sys.stderr, flush=True)
         slower = torch.tensor([ours, timed(both_ways, device)], device=device)
         slower = group.all_gather(slower[None]).amax(0)
         if rank == 0:
@@ -176,11 +200,16 @@ def measure_engines(report: Report, device: str, *, quick: bool) -> None:
             with Engine(str(folder), EngineOptions(load_format="dummy", **asked), dispatch="round_robin") as engine:
                 burst(engine, shape["vocab_size"], count, 1, num_out)
                 found[name] = burst(engine, shape["vocab_size"], count, 2, num_out)
-    own, tokens = found[SHARED]
+    own, _ = found[SHARED]
     peers = {name: speed for name, (speed, _) in found.items() if name not in (SHARED, "tp 2")}
     report.row(BENCH, SHARED, own, "tokens/s", found["tp 2"][0], "tp 2", own / found["tp 2"][0], peers)
-    same = sum(a == b for a, b in zip(tokens, found["one GPU"][1], strict=True)) / len(tokens)
-    report.row(BENCH, "same tokens as one GPU", same, "of 1")
+    same = {name: share_of_same(tokens, found["one GPU"][1]) for name, (_, tokens) in found.items()}
+    beside = {name: share for name, share in same.items() if name not in (SHARED, "one GPU")}
+    report.row(BENCH, "same tokens as one GPU", same[SHARED], "of 1", peers=beside)
+
+
+def share_of_same(found: Sequence[tuple[int, ...]], expected: Sequence[tuple[int, ...]]) -> float:
+    return sum(a == b for a, b in zip(found, expected, strict=True)) / len(expected)
 
 
 def main() -> None:
