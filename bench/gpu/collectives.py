@@ -29,14 +29,13 @@ from torch import Tensor
 from diptych.engine.tensor_parallel.communicator import TorchCommunicator
 from diptych.engine.tensor_parallel.meeting import FileMeeting
 from diptych.engine.tensor_parallel.peer_sums import open_memory, open_peer_sums
+from diptych.kernels.expert_places import ExpertTable, Received
 from diptych.kernels.gpu.collectives.expert_exchange import (
     COMBINE,
     DISPATCH,
     ExchangeShape,
     ExpertExchange,
-    ExpertTable,
     Form,
-    Received,
 )
 from diptych.kernels.gpu.collectives.one_shot import OneShotSum, reference_sum
 from diptych.kernels.gpu.layers.norms import add_rms_norm

@@ -303,7 +303,7 @@ class EngineOptions:
         dtype: Dtype = DTYPE_ON[device] if self.dtype == "auto" else self.dtype
         kv_cache_mib = self.kv_cache_mib or KV_CACHE_MIB_ON[device]
         there = replace(self, device=device, dtype=dtype, kv_cache_mib=kv_cache_mib)
-        if self.dp_attention or self.pp > 1:  # what goes to experts has other sizes each time; stages send in between
+        if self.rebalance_experts or self.pp > 1:  # layers are made anew while they serve; stages send in between
             there = replace(there, cuda_graphs="off")
         there._check_draft_model()
         there._check_dp_attention()

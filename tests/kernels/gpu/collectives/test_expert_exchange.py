@@ -9,13 +9,8 @@ import torch
 from gpu_cases import on_gpu
 from torch import Tensor
 
-from diptych.kernels.gpu.collectives.expert_exchange import (
-    ExchangeShape,
-    ExpertExchange,
-    ExpertTable,
-    Form,
-    Received,
-)
+from diptych.kernels.expert_places import ExpertTable, Received
+from diptych.kernels.gpu.collectives.expert_exchange import ExchangeShape, ExpertExchange, Form
 
 EXPERTS, CHOICES, SIZE, MOST = 5, 3, 24, 700
 FEW = Form(2, 4)  # the interpreter runs one program after the other

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diptych.kernels.expert_places import ExpertTable, Received
 from diptych.kernels.gpu.collectives.meeting import MAX_POLLS, flags_nbytes, give_up, meet, tell, wait_for
 from diptych.kernels.gpu.grid import power_of_two
 
@@ -86,27 +87,6 @@ class ExchangeShape:
         return self.results_at + self.num_places * self.row_nbytes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ExpertTable:
-    """Where experts are: the number of a place counts those of the ranks before, `ExchangeShape.room` each."""
-
-    places: Tensor  # int32 [num_experts, most copies]; of copies that there are not, anything
-    num_copies: Tensor  # int32 [num_experts]: tokens take turns among them
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Received:
-    """Tokens of all ranks for the experts of this one, until the next `dispatch`: `num_ranks * bound` places.
-
-    In a place without a token `chosen` is nobody's everywhere, and `x` is what was there before.
-    """
-
-    x: Tensor  # [places, size]
-    chosen: Tensor  # int32 [places, experts_per_token]: of this rank's places, from 0; `room`: nobody's
-    shares: Tensor  # float32, the same; 0 where nobody is chosen
-    asked: Tensor  # int32 [num_tokens]: of this rank's own, bit r: rank r has some of its experts
-
-
 class ExpertExchange:
     """One rank's exchanges. `memory` and the peers' must outlive it and all graphs that have recorded its calls."""
 
@@ -127,6 +107,7 @@ class ExpertExchange:
         assert memory.shape == (shape.memory_nbytes,), (memory.shape, shape.memory_nbytes)
         assert max(dispatch.programs, combine.programs) <= MOST_PROGRAMS, (dispatch, combine)
         self.shape = shape
+        self.most_rows = shape.max_tokens
         self.late = torch.zeros(1, dtype=torch.int32, device=memory.device)  # programs that gave up
         self._rank = rank
         self._memory = memory
