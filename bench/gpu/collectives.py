@@ -54,17 +54,14 @@ WARM: Final = 10  # replays; a number, not a time: ranks must make the same call
 REPLAYS: Final = 25
 FORMS: Final = (  # of `combine`; `dispatch` has as many programs and warps
     COMBINE,
-    Form(128, 16),
-    Form(128, 16, 2),
-    Form(256, 8),
-    Form(256, 8, 2),
-    Form(256, 4),
-    Form(128, 8, 1, 8),
-    Form(256, 8, 1, 4),
-    Form(256, 8, 1, 8),
+    Form(128, 8),
     Form(128, 16, 2, 4),
-    Form(128, 16, 1, 8),
-    Form(256, 8, 2, 2),
+    Form(128, 16, 1, 4),
+    Form(128, 16, 2, 2),
+    Form(128, 16, 1, 2),
+    Form(256, 8, 1, 2),
+    Form(256, 16, 1, 4),
+    Form(256, 4, 1, 4),
 )
 MAX_POLLS: Final = 20_000_000  # some seconds
 TIMEOUT_S: Final = 80

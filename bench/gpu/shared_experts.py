@@ -1,8 +1,10 @@
 """Schedulers that share experts (`--dp-attention`) on two GPUs, beside the other ways to have a model on two.
 
-*exchange*: rows to their experts and back, as a layer does it (pack, NCCL, unpack, NCCL, add up), with experts that
-compute nothing, for 64 rows (padded) and 4,096 (counted), 7,168 wide, 8 of 256 experts; a time is the median of what a
-call takes on the slower rank, its limit two NCCL all-to-alls of as many bytes as a padded round sends.
+*exchange*: rows to experts and back, as a layer does it, with experts that compute nothing, for 64 rows and 4,096,
+7,168 wide, 8 of 256 experts: by kernels that store to peers' memory, launched and replayed from a graph, and by NCCL
+(pack, NCCL, unpack, NCCL, add up); a time is the median of what a call takes on the slower rank, its limit two NCCL
+all-to-alls of as many bytes as a padded round sends. On stderr: what a call queues on the device, and how often it
+waits.
 *engine*: 128 requests of 32 tokens in and 128 out, greedy, at once, on a DeepSeek-V2-Lite-like shape with made-up
 weights: `--dp 2 --dp-attention`, `--tp 2`, `--tp 2 --expert-parallel`, one GPU; output tokens a second, each in an
 engine of its own, one after the other, the second of two bursts. *same tokens*: the share of the shared engine's
@@ -24,6 +26,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -33,7 +37,7 @@ from torch import Tensor
 from torch._C._autograd import DeviceType
 
 from diptych.engine import Engine, EngineOptions, SamplingParams
-from diptych.engine.models.layers.spread_experts import Places, SpreadExperts
+from diptych.engine.models.layers.spread_experts import PADDED_ROWS, ByPeers, Places, SpreadExperts
 from diptych.engine.models.ranks import ALONE
 from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.tensor_parallel.sharing.expert_group import ExpertGroup
@@ -138,33 +142,49 @@ def profiled(work: Any) -> str:
     return f"{number:g} queued, {took:.0f} us of the device, {waits:g} waits: {'; '.join(words)}"
 
 
+def recorded(work: Any, device: torch.device) -> Any:
+    """Return what replays `work`."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        work()
+    return graph.replay
+
+
 def be_rank(rank: int, folder: str) -> None:
     """Measure as one of two; rank 0 prints."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    group = ExpertGroup(SharedExperts(folder, rank, NUM_RANKS), 0, 1, device, 0, counts=False)
-    places = Places.of(group.placement(0, NUM_EXPERTS), rank, device)
-    spread = SpreadExperts(NoWork(), places, group, ALONE, 0, is_last=False)
+    group = ExpertGroup(SharedExperts(folder, rank, NUM_RANKS), 0, 1, device, torch.bfloat16, 0, counts=False)
+    places, room = Places.of(group.placement(0, NUM_EXPERTS), rank, device), group.room(NUM_EXPERTS)
+    exchange = group.peers(WIDTH, CHOICES, room)
+    if exchange is None:
+        raise SystemExit("the GPUs can't open each other's memory")
+    by_nccl = SpreadExperts(NoWork(), places, group, ALONE, 0, is_last=False)
+    by_peers = replace(by_nccl, by_peers=ByPeers(exchange, places.table(room)))
     generator = torch.Generator().manual_seed(rank)
     for num_rows in ROWS:
         x = torch.randn(num_rows, WIDTH, generator=generator).to(device, torch.bfloat16)
         chosen = torch.rand(num_rows, NUM_EXPERTS, generator=generator).topk(CHOICES).indices.to(device)
         shares, out = torch.rand(num_rows, CHOICES, generator=generator).to(device, x.dtype), torch.empty_like(x)
-        group.round = Round((Part(num_rows, 0),) * NUM_RANKS)
+        group.begin(Round((Part(num_rows, 0),) * NUM_RANKS))
         everything = torch.empty(NUM_RANKS * num_rows, WIDTH, dtype=x.dtype, device=device)
         equal = [num_rows] * NUM_RANKS
 
         def both_ways(everything: Tensor = everything, equal: Sequence[int] = equal) -> None:
             group.exchange(group.exchange(everything, equal, equal), equal, equal)
 
-        ours = timed(lambda x=x, c=chosen, s=shares, o=out: spread.forward(x, c, s, o), device)
-        words = profiled(lambda x=x, c=chosen, s=shares, o=out: spread.forward(x, c, s, o))
+        launched = partial(by_peers.forward, x, chosen, shares, out)
+        works = launched, recorded(launched, device), partial(by_nccl.forward, x, chosen, shares, out), both_ways
+        slower = torch.tensor([[timed(work, device) for work in works]], device=device)
+        slower = group.all_gather(slower).amax(0)
+        words = [profiled(work) for work in (works[0], works[2])]
         if rank == 0:
-            print(f"{num_rows} rows: {words}", file=sys.stderr, flush=True)
-        slower = torch.tensor([ours, timed(both_ways, device)], device=device)
-        slower = group.all_gather(slower[None]).amax(0)
-        if rank == 0:
-            print(json.dumps([num_rows, *slower.tolist()]), flush=True)
+            print(json.dumps([num_rows, slower.tolist(), words]), flush=True)
 
 
 def measure_exchange(report: Report) -> None:
@@ -177,9 +197,13 @@ def measure_exchange(report: Report) -> None:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-    for num_rows, ours, nccl in map(json.loads, output.splitlines()):
-        form = "padded" if num_rows <= 256 else "counted"
-        report.row(BENCH, f"there and back/{num_rows} rows, {form}", ours, "us", nccl, "two all-to-alls", nccl / ours)
+    for num_rows, (launched, replayed, by_nccl, limit), words in map(json.loads, output.splitlines()):
+        case = f"there and back/{num_rows} rows"
+        form = "padded" if num_rows <= PADDED_ROWS else "counted"
+        for name, took in (("by peers", launched), ("by peers, recorded", replayed), (f"by NCCL, {form}", by_nccl)):
+            report.row(BENCH, f"{case}, {name}", took, "us", limit, "two all-to-alls", limit / took)
+        for name, queued in zip(("peers", "NCCL"), words, strict=True):
+            print(f"{num_rows} rows by {name}: {queued}", file=sys.stderr)
 
 
 def burst(engine: Engine, num_ids: int, count: int, seed: int, num_out: int) -> tuple[float, list[tuple[int, ...]]]:

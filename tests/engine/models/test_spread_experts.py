@@ -90,7 +90,5 @@ def test_each_rank_gets_for_its_tokens_what_one_process_computes_in_all_forms(
 def test_before_the_first_round_rows_are_as_many_as_there_are() -> None:
     placement = in_order(NUM_EXPERTS, len(TOKENS))
     common = Round(tuple(Part(number, 0) for number in TOKENS))
-    padded, unknown = (
-        on_threads(len(TOKENS), partial(computed, placement, each, 0, False)) for each in (common, None)
-    )
+    padded, unknown = (on_threads(len(TOKENS), partial(computed, placement, each, 0, False)) for each in (common, None))
     assert all(torch.equal(a, b) for (a, _), (b, _) in zip(padded, unknown, strict=True))

@@ -127,7 +127,7 @@ def alone(source: ModelSource) -> list[list[Tensor | None]]:
     """What each scheduler's steps give in a process that has all experts."""
     runners = [ModelRunner(source, new_pool(source), dtype="float32") for _ in range(2)]
     return [
-        [None if steps[i] is None else runner.logits(steps[i]).clone() for steps in ROUNDS]
+        [None if (own := steps[i]) is None else runner.logits(own).clone() for steps in ROUNDS]
         for i, runner in enumerate(runners)
     ]
 

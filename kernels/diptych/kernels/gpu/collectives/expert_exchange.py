@@ -41,7 +41,7 @@ class Form:
 
 
 DISPATCH: Final = Form(128, 8)
-COMBINE: Final = Form(128, 8)
+COMBINE: Final = Form(256, 8, segment=4)
 
 
 @dataclass(frozen=True, slots=True)
