@@ -1,4 +1,4 @@
-"""One rank of `test_shared_experts`: `python share_with_peers.py RANK SIZE FOLDER` prints what was wrong, as JSON."""
+"""One rank of `test_shared_experts`: `python share_with_peers.py RANK SIZE FOLDER REDUNDANT` prints what was wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -125,19 +125,16 @@ class Rank:
                 self.wrong["nobody's rows"] += 1
 
 
-def main(rank: int, size: int, folder: str) -> None:
-    torch.cuda.set_device(rank)
-    found: dict[str, Any] = {}
+def main(number: int, size: int, folder: str, num_redundant: int) -> None:
+    torch.cuda.set_device(number)
     with torch.inference_mode():
-        for num_redundant in (0, 5):
-            one = Rank(rank, size, f"{folder}/{num_redundant}", num_redundant)
-            one.step_by_step()
-            one.in_a_graph()
-            torch.cuda.synchronize()
-            one.group.smallest(0)  # nobody leaves before all are done
-            found |= {f"{what}, {num_redundant} redundant": count for what, count in one.wrong.items()}
-    print(json.dumps(found), flush=True)
+        rank = Rank(number, size, folder, num_redundant)
+        rank.step_by_step()
+        rank.in_a_graph()
+        torch.cuda.synchronize()
+        rank.group.smallest(0)  # nobody leaves before all are done
+    print(json.dumps(rank.wrong), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

@@ -21,10 +21,12 @@ PROMPTS: Final = [[first, 5, 7, *range(9 * first)] for first in range(11)]
 
 @pytest.mark.gpu
 @needs_two_gpus
-def test_each_layer_has_the_bits_of_one_gpu_launched_and_replayed_with_late_ranks(tmp_path: Path) -> None:
-    for num_redundant in (0, 5):
-        (tmp_path / str(num_redundant)).mkdir()
-    commands = [(sys.executable, str(SCRIPT), str(rank), "2", str(tmp_path)) for rank in range(2)]
+@pytest.mark.parametrize("num_redundant", [0, 5])
+def test_a_layer_has_the_bits_of_one_gpu_launched_and_replayed_with_late_ranks(
+    num_redundant: int, tmp_path: Path
+) -> None:
+    given = "2", str(tmp_path), str(num_redundant)
+    commands = [(sys.executable, str(SCRIPT), str(rank), *given) for rank in range(2)]
     ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
     try:
         outputs = [rank.communicate(timeout=180)[0] for rank in ranks]
