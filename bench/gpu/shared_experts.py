@@ -7,8 +7,9 @@ all-to-alls of as many bytes as a padded round sends. On stderr: what a call que
 waits.
 *engine*: 128 requests of 32 tokens in and 128 out, greedy, at once, on a DeepSeek-V2-Lite-like shape with made-up
 weights: `--dp 2 --dp-attention`, `--tp 2`, `--tp 2 --expert-parallel`, one GPU; output tokens a second, each in an
-engine of its own, one after the other, the second of two bursts. *same tokens*: the share of the shared engine's
-requests whose tokens are those of one GPU.
+engine of its own, one after the other, the second of two bursts; a third is compared. *same tokens*: the share of
+requests whose tokens are those of one GPU. *widest margin*: where tokens first differ, how much likelier one GPU took
+its own to be, at most: sums in another order turn what is nearly a tie, and nothing else.
 
     PYTHONPATH=bench python bench/gpu/shared_experts.py [--only exchange|engine] [--quick] [--json]
     ... --only engine --device cpu --quick      # a tiny shape: shows that it works, on any machine
@@ -36,7 +37,7 @@ from report import Report, arguments
 from torch import Tensor
 from torch._C._autograd import DeviceType
 
-from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine import Engine, EngineOptions, Generation, SamplingParams
 from diptych.engine.models.layers.spread_experts import PADDED_ROWS, ByPeers, Places, SpreadExperts
 from diptych.engine.models.ranks import ALONE
 from diptych.engine.options.shared_experts import SharedExperts
@@ -54,6 +55,8 @@ CALLS: Final = 100
 TIMEOUT_S: Final = 60
 PROFILED: Final = 10  # calls
 LARGEST: Final = 6  # kernels that are named
+LIKELIEST: Final = 5  # tokens whose logarithms of probabilities are asked for
+TIE: Final = 1e-9  # nats: no less
 WAITS: Final = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 SHAPE: Final[Mapping[str, Any]] = {
     "architectures": ["DeepseekV3ForCausalLM"],
@@ -206,34 +209,57 @@ def measure_exchange(report: Report) -> None:
             print(f"{num_rows} rows by {name}: {queued}", file=sys.stderr)
 
 
-def burst(engine: Engine, num_ids: int, count: int, seed: int, num_out: int) -> tuple[float, list[tuple[int, ...]]]:
+def burst(
+    engine: Engine, num_ids: int, count: int, seed: int, num_out: int, logprobs: int | None = None
+) -> tuple[float, Sequence[Generation]]:
+    """Return output tokens a second, and the answers."""
     rng = random.Random(seed)
     prompts = [rng.choices(range(2, num_ids), k=32) for _ in range(count)]
+    params = SamplingParams(max_tokens=num_out, temperature=0.0, ignore_eos=True, logprobs=logprobs)
     began_s = time.perf_counter()
-    answers = engine.generate_batch(prompts, SamplingParams(max_tokens=num_out, temperature=0.0, ignore_eos=True))
-    return count * num_out / (time.perf_counter() - began_s), [answer.token_ids for answer in answers]
+    answers = engine.generate_batch(prompts, params)
+    return count * num_out / (time.perf_counter() - began_s), answers
 
 
 def measure_engines(report: Report, device: str, *, quick: bool) -> None:
     shape = dict(SHAPE) | (TINY if device == "cpu" else {})
     count, num_out = (16, 16) if quick else (128, 128)
-    found: dict[str, tuple[float, list[tuple[int, ...]]]] = {}
+    found: dict[str, tuple[float, Sequence[Generation]]] = {}
     with model_folder(shape) as folder:
         for name, options in SIDES.items():
             asked: Any = {"device": device, "kv_events": "off", **options}
             with Engine(str(folder), EngineOptions(load_format="dummy", **asked), dispatch="round_robin") as engine:
                 burst(engine, shape["vocab_size"], count, 1, num_out)
-                found[name] = burst(engine, shape["vocab_size"], count, 2, num_out)
-    own, _ = found[SHARED]
-    peers = {name: speed for name, (speed, _) in found.items() if name not in (SHARED, "tp 2")}
-    report.row(BENCH, SHARED, own, "tokens/s", found["tp 2"][0], "tp 2", own / found["tp 2"][0], peers)
-    same = {name: share_of_same(tokens, found["one GPU"][1]) for name, (_, tokens) in found.items()}
-    beside = {name: share for name, share in same.items() if name not in (SHARED, "one GPU")}
-    report.row(BENCH, "same tokens as one GPU", same[SHARED], "of 1", peers=beside)
+                speed, _ = burst(engine, shape["vocab_size"], count, 2, num_out)
+                found[name] = speed, burst(engine, shape["vocab_size"], count, 3, num_out, LIKELIEST)[1]
+    speeds = {name: speed for name, (speed, _) in found.items()}
+    own, beside = speeds.pop(SHARED), speeds.pop("tp 2")
+    report.row(BENCH, SHARED, own, "tokens/s", beside, "tp 2", own / beside, speeds)
+    gaps = {name: first_gaps(answers, found["one GPU"][1]) for name, (_, answers) in found.items() if name != "one GPU"}
+    same = {name: each.count(0.0) / count for name, each in gaps.items()}
+    report.row(BENCH, "same tokens as one GPU", same.pop(SHARED), "of 1", peers=same)
+    widest = {name: max(each) for name, each in gaps.items()}
+    report.row(BENCH, "widest margin that was turned", widest.pop(SHARED), "nats", peers=widest)
 
 
-def share_of_same(found: Sequence[tuple[int, ...]], expected: Sequence[tuple[int, ...]]) -> float:
-    return sum(a == b for a, b in zip(found, expected, strict=True)) / len(expected)
+def first_gaps(found: Sequence[Generation], expected: Sequence[Generation]) -> list[float]:
+    """Return of each answer how much less likely its first other token was to who gave the expected one; 0: none is.
+
+    A token that is not among the likeliest counts as the least likely of these.
+    """
+    gaps = []
+    for ours, theirs in zip(found, expected, strict=True):
+        pairs = zip(ours.token_ids, theirs.token_ids, strict=True)
+        place = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
+        if place is None:
+            gaps.append(0.0)
+            continue
+        assert theirs.logprobs is not None
+        top = slice(place * LIKELIEST, (place + 1) * LIKELIEST)
+        likely = dict(zip(theirs.logprobs.top_ids[top], theirs.logprobs.top_logprobs[top], strict=True))
+        other = likely.get(ours.token_ids[place], min(likely.values()))
+        gaps.append(max(theirs.logprobs.logprobs[place] - other, TIE))
+    return gaps
 
 
 def main() -> None:

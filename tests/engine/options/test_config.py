@@ -83,7 +83,8 @@ def test_one_process_shares_no_experts() -> None:
 def test_schedulers_that_share_experts_refuse_what_is_no_common_step(changes: Any, words: str) -> None:
     options = EngineOptions(dp=2, dp_attention=True, speculate="suffix")
     options.validate()
-    assert (options.on("cuda").cuda_graphs, options.num_lora_slots) == ("off", 0)
+    assert (options.on("cuda").cuda_graphs, options.num_lora_slots) == ("on", 0)
+    assert replace(options, rebalance_experts=5).on("cuda").cuda_graphs == "off"  # whose layers are made anew
     with pytest.raises(ConfigError, match=words):
         replace(options, **changes).validate()
 
