@@ -23,6 +23,7 @@ class ThreadExperts:
     meeting: Meeting
     placed: ExpertPlacement | None = None  # of all layers; None: each expert once
     round: Round | None = None
+    padded_rows: int | None = None
     exchange_by: PeerExchange | None = None
     most_recorded: int = 0
     counted: list[int] = field(default_factory=list)
@@ -35,7 +36,7 @@ class ThreadExperts:
     def begin(self, common: Round) -> None:
         """Begin a round, each rank of which is a scheduler's."""
         own = common.parts[self.rank]
-        self.round = common
+        self.round, self.padded_rows = common, None
         self.sizes.copy_(torch.tensor([own.num_tokens, own.num_picked]))
 
     def placement(self, layer: int, num_experts: int) -> ExpertPlacement:

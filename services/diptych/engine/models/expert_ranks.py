@@ -44,6 +44,9 @@ class ExpertRanks(Protocol):
     round: Round | None
     """The sizes of the running step; None: all ranks run the same one, as before they serve."""
 
+    padded_rows: int | None
+    """For how many rows of a scheduler tokens are exchanged in all layers but the last; None: as many as one has."""
+
     @property
     def rank(self) -> int: ...
 

@@ -28,7 +28,7 @@ from diptych.engine.values.rounds import NOTHING, Part, Round
 
 PAGE, PAGES = 4, 6  # tokens of a page, and pages of a request
 MOST = 3  # requests of a scheduler
-RUNGS = (1, 4)
+RUNGS, TOKEN_RUNGS = (1, 4), (8, 16)
 LIMITS = StepLimits(max_step_tokens=32, max_requests=4, max_pages=PAGES)
 PREFILL, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
 
@@ -60,6 +60,9 @@ ROUNDS: list[Steps] = [
     (None, step(DECODE, [(0, 7)])),
     (step(DECODE, [(2, 7)]), None),
     (step(DECODE, [(2, 8)]), step(PREFILL, [(1, 0), (2, 0)], 3)),
+    (step(PREFILL, [(0, 9)], 7), step(PREFILL, [(0, 8), (1, 3)], 2)),
+    (step(PREFILL, [(1, 9)], 9), None),
+    (step(PREFILL, [(0, 0), (1, 0)], 10), step(DECODE, [(2, 3)])),  # more than is recorded
 ]
 
 
@@ -99,7 +102,11 @@ class Scheduler:
         communicator: Any = LoneCommunicator(experts)  # type: ignore[arg-type]
         kv = new_pool(source)
         model = load_model(source, kv, ModelOptions("float32"), communicator)
-        runner = emulated_runner(model, kv, LIMITS, rungs=RUNGS if most_recorded else (), recorder=Baking(experts))
+        rungs, token_rungs = (RUNGS, TOKEN_RUNGS) if most_recorded else ((), ())
+        recorder = Baking(experts)
+        runner = emulated_runner(model, kv, LIMITS, rungs=rungs, token_rungs=token_rungs, recorder=recorder)
+        for size in token_rungs:  # all record prompts ahead
+            runner.logits(step(PREFILL, [(0, 0)], size))
         return Scheduler(runner, experts, peers, [])
 
     def run(self, batch: ForwardBatch | None, common: Round) -> None:
@@ -153,3 +160,4 @@ def test_steps_give_what_a_process_alone_computes_launched_or_replayed(
     assert schedulers[0].peers.bounds == schedulers[1].peers.bounds
     num_graphs = [len(scheduler.runner.recorded.graphs) for scheduler in schedulers]
     assert num_graphs == ([2, 2] if most_recorded else [0, 0])
+    assert {*TOKEN_RUNGS} < {*schedulers[1].peers.bounds} or not most_recorded

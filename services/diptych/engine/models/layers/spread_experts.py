@@ -102,8 +102,12 @@ class SpreadExperts:
 
     def _most_rows(self, num_rows: int) -> int:
         """Return how many rows a rank sends at most: the same on all."""
-        common = self.ranks.round
-        return -(-(num_rows if common is None else common.num_rows(is_last=self.is_last)) // self.sharing.size)
+        common, padded = self.ranks.round, self.ranks.padded_rows
+        if common is not None:
+            num_rows = common.num_rows(is_last=self.is_last)
+            if padded is not None and not self.is_last:
+                num_rows = padded
+        return -(-num_rows // self.sharing.size)
 
     def _by_peers(
         self, peers: ByPeers, x: Tensor, chosen: Tensor, shares: Tensor, rows: tuple[int, int], out: Tensor

@@ -23,7 +23,7 @@ from diptych.engine.models.adapters.lora import Loras
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.runner.gpu.graphs import Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs
-from diptych.engine.runner.gpu.ladder import NO_SLOT, common_rung_of, rung_of, token_rung_of
+from diptych.engine.runner.gpu.ladder import NO_SLOT, common_rung_of, common_token_rung_of, rung_of, token_rung_of
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.step_ends import StepEnds
 from diptych.engine.runner.loaded_model import LoadedModel
@@ -165,8 +165,9 @@ class GpuRunner:
     def serve_others(self) -> None:
         """Take part in a step of schedulers that share our experts, without a token."""
         with torch.inference_mode():
-            graphs = self.recorded.graphs
+            graphs, pieces = self.recorded
             if (rung := self._rung_of(self._inputs.nobodys, graphs.rungs)) is None:
+                self._token_rung_of(self._inputs.nobodys, pieces)
                 self.model.serve_others(self._newest.device)
             else:
                 states = self.model.states
@@ -198,7 +199,7 @@ class GpuRunner:
         graphs, pieces = self.recorded if batch.adapters is None else self.recorded_with_adapters
         if (rung := self._rung_of(batch, graphs.rungs)) is not None:
             return self._replay(batch, rung, graphs)
-        if (rung := token_rung_of(batch, pieces.rungs)) is not None:
+        if (rung := self._token_rung_of(batch, pieces)) is not None:
             return self._replay_pieces(batch, rung, pieces)
         return self._launch(batch)
 
@@ -207,6 +208,18 @@ class GpuRunner:
         if self._sharing is None or self._sharing.round is None:
             return rung_of(batch, rungs)
         return common_rung_of(self._sharing.round, rungs)
+
+    def _token_rung_of(self, batch: ForwardBatch, pieces: PieceGraphs) -> int | None:
+        """In a round, too, some ranks may replay and others launch: all exchange rows for as many as the rung has.
+
+        Nothing is recorded in a round, for who records runs each piece twice.
+        """
+        rung = token_rung_of(batch, pieces.rungs)
+        if self._sharing is None or self._sharing.round is None:
+            return rung
+        common = common_token_rung_of(self._sharing.round, pieces.rungs)
+        self._sharing.padded_rows = common
+        return None if rung is None or common not in pieces else common
 
     def _launch(self, batch: ForwardBatch) -> Tensor:
         """Queue kernel by kernel; first the tower's, of images whose rows are not there."""
@@ -243,7 +256,7 @@ class GpuRunner:
         staged = self._inputs.stage_filled_up(batch, rung)
         self.model.attention.init_forward_metadata(staged)
         if rung not in pieces:
-            with self._rows_unchanged(rung):
+            with self._rows_unchanged(rung), self._alike():
                 pieces.record(rung, lambda recording: self._forward(_of_nobody(staged), None, recording))
         return self._forward(staged, self.layer_listener(), pieces.replayed(rung))[: len(logits_rows(batch))]
 

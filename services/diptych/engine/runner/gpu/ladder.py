@@ -70,6 +70,14 @@ def token_rung_of(batch: ForwardBatch, rungs: Sequence[int]) -> int | None:
     return next((rung for rung in rungs if rung >= len(batch.input_ids)), None)
 
 
+def common_token_rung_of(common: Round, rungs: Sequence[int]) -> int | None:
+    """Return the same for a round of schedulers that share experts: for how many tokens all exchange theirs.
+
+    Those that have no prompt, or no token, do so kernel by kernel.
+    """
+    return next((rung for rung in rungs if rung >= common.num_rows(is_last=False)), None)
+
+
 def fill_up(tokens: I64, size: int, value: int = 0) -> I64:
     """Return what `size` tokens have: `tokens`, and behind them `value`."""
     return _pad(tokens, size - len(tokens), value)

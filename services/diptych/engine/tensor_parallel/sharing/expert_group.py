@@ -51,6 +51,7 @@ class ExpertGroup:
         self.placements: dict[int, ExpertPlacement] = {}  # by layer
         self.rank, self.size = place.rank(rank, tp), place.size(tp)
         self.round: Round | None = None
+        self.padded_rows: int | None = None
         self._scheduler = place.scheduler
         self._sizes = torch.full((2,), _ALL_ROWS, dtype=torch.int32, device=device)  # of tokens, and of the last layer
         self._exchanges: dict[tuple[int, int, int], PeerExchange | None] = {}  # by what is exchanged
@@ -65,7 +66,7 @@ class ExpertGroup:
 
     def begin(self, common: Round) -> None:
         """Begin a round; queue that kernels find the sizes of our part."""
-        self.round, own = common, common.parts[self._scheduler]
+        self.round, self.padded_rows, own = common, None, common.parts[self._scheduler]
         if self._exchanges:
             self._sizes.view(torch.int64).fill_(own.num_tokens | own.num_picked << 32)  # both at once: one launch
 
