@@ -17,7 +17,7 @@ class PeerExchange(Protocol):
 
     @property
     def most_rows(self) -> int:
-        """Of a rank in a step."""
+        """A rank exchanges at most so many in a step."""
         ...
 
     def dispatch(
