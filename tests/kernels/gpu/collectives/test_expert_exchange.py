@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -10,10 +11,10 @@ from gpu_cases import on_gpu
 from torch import Tensor
 
 from diptych.kernels.expert_places import ExpertTable, Received
-from diptych.kernels.gpu.collectives.expert_exchange import ExchangeShape, ExpertExchange, Form
+from diptych.kernels.gpu.collectives.expert_exchange import COMBINE, ExchangeShape, ExpertExchange, Form
 
 EXPERTS, CHOICES, SIZE, MOST = 5, 3, 24, 700
-FEW = Form(2, 4)  # the interpreter runs one program after the other
+FEW = Form(2, 4)  # programs: each has several tokens
 Tokens = tuple[Tensor, Tensor, Tensor]  # x, chosen, shares
 OF_RANKS = {2: ((0, 2, 4), (1, 3, 4)), 3: ((0, 4), (1, 3), (2, 4))}  # one is on two of them
 
@@ -27,9 +28,8 @@ class Ranks:
         shape = ExchangeShape(size, self.room, CHOICES, SIZE, itemsize=4, max_tokens=MOST)
         memory = [torch.zeros(shape.memory_nbytes, dtype=torch.uint8, device=device) for _ in range(size)]
         addresses = [each.data_ptr() for each in memory]
-        forms = {} if device.type == "cuda" else {"dispatch": FEW, "combine": combine}
         self.ends = [
-            ExpertExchange(rank, shape, memory[rank], addresses, **forms, max_polls=1, traps=False)
+            ExpertExchange(rank, shape, memory[rank], addresses, combine=combine, max_polls=1, traps=False)
             for rank in range(size)
         ]
         self.table = self._table()
@@ -79,7 +79,9 @@ class Ranks:
         return torch.where(is_ours.any(1, keepdim=True), received.x * factors, torch.nan)
 
 
-@pytest.mark.parametrize("combine", [FEW, Form(2, 4, rows=2), Form(2, 4, segment=1), Form(2, 4, rows=2, segment=2)])
+@pytest.mark.parametrize(
+    "combine", [COMBINE, FEW, Form(2, 4, rows=2), Form(2, 4, segment=1), Form(2, 4, rows=2, segment=2)]
+)
 @pytest.mark.parametrize(("counts", "bound"), [((3, 0), 3), ((9, 5), 10), ((1, 2, 1), 2), on_gpu((700, 512), 700)])
 def test_every_token_comes_back_with_the_sum_of_its_experts_step_after_step(
     counts: tuple[int, ...], bound: int, combine: Form, device: torch.device
@@ -93,11 +95,15 @@ def test_every_token_comes_back_with_the_sum_of_its_experts_step_after_step(
         received = ranks.dispatch(mine, list(counts), room)
         results = [ranks.results(rank, each) for rank, each in enumerate(received)]
         outs = [torch.full((room, SIZE), torch.nan, device=device) for _ in counts]
-        ranks.call(lambda rank, r=results, got=received, o=outs: ranks.ends[rank].combine(r[rank], got[rank], o[rank]))
+        ranks.call(partial(combine_one, ranks, results, received, outs))
         for (x, chosen, shares), out, count in zip(mine, outs, counts, strict=True):
             expected = x * ((chosen + 1) * shares).sum(1, keepdim=True)
             torch.testing.assert_close(out[:count], expected[:count])
             assert (out[count:] == 0).all()
+
+
+def combine_one(ranks: Ranks, results: list[Tensor], received: list[Received], outs: list[Tensor], rank: int) -> None:
+    ranks.ends[rank].combine(results[rank], received[rank], outs[rank])
 
 
 def test_a_token_is_sent_to_the_ranks_of_its_experts_alone(device: torch.device) -> None:
