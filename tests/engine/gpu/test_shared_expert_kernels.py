@@ -1,4 +1,4 @@
-"""Experts of two ranks, threads here, by the kernels of GPUs in the interpreter: the numbers of one that has all."""
+"""Experts of two ranks, threads here, by kernels of GPUs in the interpreter: the bits of one that adds up as they do."""
 
 from __future__ import annotations
 
@@ -109,9 +109,30 @@ def test_rows_come_back_with_what_one_process_computes(device: torch.device) -> 
             found.append(out[: sizes[rank]])
         return found
 
-    for rank, found in enumerate(on_threads(2, run)):
-        for seed, (sizes, out) in enumerate(zip(SIZES, found, strict=True)):
-            x, chosen, shares = (each[: sizes[rank]] for each in tokens(10 * seed + rank, sizes[rank] + seed))
+    results = on_threads(2, run)
+    for seed, sizes in enumerate(SIZES):
+        every = [[each[: sizes[rank]] for each in tokens(10 * seed + rank, sizes[rank] + seed)] for rank in range(2)]
+        for rank, wanted in enumerate(rank_by_rank(every, max(sizes))):
+            x, chosen, shares = every[rank]
             expected = torch.empty_like(x)
             experts_of(range(NUM_EXPERTS)).forward(x, chosen, shares, expected)
-            torch.testing.assert_close(out, expected)
+            torch.testing.assert_close(results[rank][seed], expected)
+            assert torch.equal(results[rank][seed], wanted)
+
+
+def rank_by_rank(every: Sequence[Sequence[Tensor]], bound: int) -> list[Tensor]:
+    """Return what one process makes of the tokens of both that adds up in the same order: each rank's experts alone."""
+    places_of = Places.of(PLACEMENT, 0, torch.device("cpu"))
+    x, shares = (torch.zeros(2 * bound, size) for size in (WIDTH, CHOICES))
+    ranks = torch.full((2 * bound, CHOICES), -1)
+    places = ranks.clone()
+    for rank, (own_x, chosen, own_shares) in enumerate(every):
+        rows = slice(rank * bound, rank * bound + len(own_x))
+        x[rows], shares[rows] = own_x, own_shares
+        ranks[rows], places[rows] = places_of.find(chosen)
+    total = torch.zeros_like(x)
+    for rank, own in enumerate(PLACEMENT.of_ranks):
+        is_there, part = ranks == rank, torch.empty_like(x)
+        experts_of(own).forward(x, places.where(is_there, len(own)), shares.where(is_there, 0), part)
+        total += part
+    return [total[rank * bound : rank * bound + len(each[0])] for rank, each in enumerate(every)]
