@@ -1,4 +1,4 @@
-"""Experts of two ranks, threads here, by kernels of GPUs in the interpreter: the bits of one that adds up as they do."""
+"""Experts of two ranks, threads here, by GPUs' kernels in the interpreter: the bits of one that adds up as they do."""
 
 from __future__ import annotations
 
