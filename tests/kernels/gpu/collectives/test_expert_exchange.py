@@ -13,7 +13,7 @@ from torch import Tensor
 from diptych.kernels.expert_places import ExpertTable, Received
 from diptych.kernels.gpu.collectives.expert_exchange import COMBINE, ExchangeShape, ExpertExchange, Form
 
-EXPERTS, CHOICES, SIZE, MOST = 5, 3, 24, 700
+EXPERTS, CHOICES, SIZE, MOST = 5, 3, 24, 704
 FEW = Form(2, 4)  # programs: each has several tokens
 Tokens = tuple[Tensor, Tensor, Tensor]  # x, chosen, shares
 OF_RANKS = {2: ((0, 2, 4), (1, 3, 4)), 3: ((0, 4), (1, 3), (2, 4))}  # one is on two of them
@@ -80,9 +80,17 @@ class Ranks:
 
 
 @pytest.mark.parametrize(
-    "combine", [COMBINE, FEW, Form(2, 4, rows=2), Form(2, 4, segment=1), Form(2, 4, rows=2, segment=2)]
+    ("counts", "bound", "combine"),
+    [
+        ((3, 0), 3, COMBINE),
+        ((1, 2, 1), 2, FEW),
+        ((9, 5), 10, Form(2, 4, segment=1)),
+        ((10, 9), 11, Form(2, 4, rows=2, segment=2)),
+        on_gpu((700, 512), 700, COMBINE),
+        on_gpu((700, 511), 699, Form(16, 8, segment=4)),
+        on_gpu((699, 512), 701, Form(16, 8, rows=2, segment=4)),
+    ],
 )
-@pytest.mark.parametrize(("counts", "bound"), [((3, 0), 3), ((9, 5), 10), ((1, 2, 1), 2), on_gpu((700, 512), 700)])
 def test_every_token_comes_back_with_the_sum_of_its_experts_step_after_step(
     counts: tuple[int, ...], bound: int, combine: Form, device: torch.device
 ) -> None:
