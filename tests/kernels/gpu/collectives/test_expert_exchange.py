@@ -87,7 +87,7 @@ class Ranks:
         ((9, 5), 10, Form(2, 4, segment=1)),
         ((10, 9), 11, Form(2, 4, rows=2, segment=2)),
         on_gpu((700, 512), 700, COMBINE),
-        on_gpu((700, 511), 699, Form(16, 8, segment=4)),
+        on_gpu((699, 511), 699, Form(16, 8, segment=4)),
         on_gpu((699, 512), 701, Form(16, 8, rows=2, segment=4)),
     ],
 )
