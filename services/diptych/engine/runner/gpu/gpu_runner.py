@@ -210,16 +210,16 @@ class GpuRunner:
         return common_rung_of(self._sharing.round, rungs)
 
     def _token_rung_of(self, batch: ForwardBatch, pieces: PieceGraphs) -> int | None:
-        """In a round, too, some ranks may replay and others launch: all exchange rows for as many as the rung has.
+        """In a round some ranks may replay and others launch: all exchange rows for as many as the rung has.
 
-        Nothing is recorded in a round, for who records runs each piece twice.
+        Nothing is recorded in a round, for who records runs each piece twice. Who decodes beside prompts of others is
+        replayed in pieces, too.
         """
-        rung = token_rung_of(batch, pieces.rungs)
         if self._sharing is None or self._sharing.round is None:
-            return rung
-        common = common_token_rung_of(self._sharing.round, pieces.rungs)
-        self._sharing.padded_rows = common
-        return None if rung is None or common not in pieces else common
+            return token_rung_of(batch, pieces.rungs)
+        rung = common_token_rung_of(self._sharing.round, pieces.rungs)
+        self._sharing.padded_rows = rung
+        return None if batch.images or rung not in pieces else rung
 
     def _launch(self, batch: ForwardBatch) -> Tensor:
         """Queue kernel by kernel; first the tower's, of images whose rows are not there."""

@@ -73,7 +73,7 @@ def token_rung_of(batch: ForwardBatch, rungs: Sequence[int]) -> int | None:
 def common_token_rung_of(common: Round, rungs: Sequence[int]) -> int | None:
     """Return the same for a round of schedulers that share experts: for how many tokens all exchange theirs.
 
-    Those that have no prompt, or no token, do so kernel by kernel.
+    Those that have no token do so kernel by kernel.
     """
     return next((rung for rung in rungs if rung >= common.num_rows(is_last=False)), None)
 
