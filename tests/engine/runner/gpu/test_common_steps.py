@@ -64,6 +64,7 @@ ROUNDS: list[Steps] = [
     (step(PREFILL, [(1, 9)], 9), None),
     (step(PREFILL, [(0, 0), (1, 0)], 10), step(DECODE, [(2, 3)])),  # more than is recorded
 ]
+ROUNDS_IN_PIECES = [5, 3]  # the second one is idle in two of those with prompts
 
 
 @dataclass
@@ -72,6 +73,7 @@ class Baking(Recorder):
 
     experts: ThreadExperts
     captured: int = field(default=0, init=False)
+    replayed: int = field(default=0, init=False)
     _nbytes: int = field(default=0, init=False)
 
     def capture(self, work: Callable[[], Any]) -> Captured[Any]:
@@ -79,6 +81,7 @@ class Baking(Recorder):
         found = super().capture(work)
 
         def replay() -> None:
+            self.replayed += 1
             now, self.experts.round = self.experts.round, common
             found.replay()
             self.experts.round = now
@@ -91,7 +94,9 @@ class Scheduler:
     runner: GpuRunner
     experts: ThreadExperts
     peers: ThreadPeers
+    recorder: Baking
     found: list[Tensor | None]
+    replays: list[int]  # of each round
 
     @staticmethod
     def new(source: ModelSource, rank: int, meeting: Meeting, most_recorded: int) -> Scheduler:
@@ -107,15 +112,17 @@ class Scheduler:
         runner = emulated_runner(model, kv, LIMITS, rungs=rungs, token_rungs=token_rungs, recorder=recorder)
         for size in token_rungs:  # all record prompts ahead
             runner.logits(step(PREFILL, [(0, 0)], size))
-        return Scheduler(runner, experts, peers, [])
+        return Scheduler(runner, experts, peers, recorder, [], [])
 
     def run(self, batch: ForwardBatch | None, common: Round) -> None:
         self.experts.begin(common)
+        before = self.recorder.replayed
         if batch is None:
             self.runner.serve_others()
             self.found.append(None)
         else:
             self.found.append(self.runner.logits(batch).clone())
+        self.replays.append(self.recorder.replayed - before)
 
 
 def new_pool(source: ModelSource) -> Tensor:
@@ -160,4 +167,6 @@ def test_steps_give_what_a_process_alone_computes_launched_or_replayed(
     assert schedulers[0].peers.bounds == schedulers[1].peers.bounds
     num_graphs = [len(scheduler.runner.recorded.graphs) for scheduler in schedulers]
     assert num_graphs == ([2, 2] if most_recorded else [0, 0])
+    in_pieces = [sum(each > 1 for each in scheduler.replays) for scheduler in schedulers]
+    assert in_pieces == (ROUNDS_IN_PIECES if most_recorded else [0, 0])
     assert {*TOKEN_RUNGS} < {*schedulers[1].peers.bounds} or not most_recorded
