@@ -49,7 +49,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     args = parser.parse_args()
     calls = rising(args.seed, QUICK if args.quick else 1.0)
-    setup = Setup(workers_of(("unified=1",), WorkerSetup()), POLICY, slo=SLO, bounds=Limits(budget_gpus=MOST))
+    begin, soon = workers_of(("unified=1",), WorkerSetup()), WorkerSetup(start_s=0.0)
+    setup = Setup(begin, POLICY, slo=SLO, more=soon, bounds=Limits(budget_gpus=MOST))
     found = hindsight(setup, calls, (POLICY,), lambda outcome: summary(outcome, SLO).good, MOST)
     best = max(found.static, found.divided, key=lambda each: (each.good, -each.gpu_hours))
     most_good = fluid(calls, [SLO] * len(calls), WorkerSetup(), MOST).most_good

@@ -73,7 +73,6 @@ NEEDS_A_PIN: Final = frozenset({Operation.UNPIN})
 
 _NO_STATE, _NO_ENTRY = 126, 127  # the state of the null page, and what follows a state that allows no such move
 _FEW: Final = 16  # pages: so many are sooner looked at one by one than as arrays
-_GENERATIONS: Final = (1 << 32) - 1  # is the last one; 0 comes next
 _MAX_PAGES_SHOWN: Final = 8
 
 
@@ -86,9 +85,8 @@ class PagePool:
         self._state = np.full(num_pages, PageState.FREE, np.int8)
         self._generation = np.zeros(num_pages, np.uint32)
         self._state[NULL_PAGE] = _NO_STATE
-        self._cells = memoryview(self._state), memoryview(self._generation)  # the same, page by page
         self._pins = np.zeros(num_pages, np.int32)
-        self._num_pins = 0
+        self._state_of, self._pins_of = memoryview(self._state), memoryview(self._pins)  # the same, page by page
         self._free = np.arange(num_pages - 1, NULL_PAGE, -1, dtype=np.int32)  # a stack: its first num_free entries
         self._num_free = num_pages - 1
         self._seat = np.zeros(num_pages, np.int32)  # scratch of `_states_of`
@@ -113,7 +111,7 @@ class PagePool:
         pages = self._free[self._num_free - count : self._num_free][::-1].copy()
         self._apply(Operation.ALLOCATE, pages)
         self._num_free -= count
-        self._renew(pages)
+        self._generation.put(pages, self._generation.take(pages) + 1)
         return pages
 
     def release(self, pages: Pages) -> None:
@@ -147,12 +145,10 @@ class PagePool:
     def pin(self, pages: Pages) -> None:
         """Keep the pages as they are while a transfer reads them. Pins are counted."""
         self._pins[self._apply(Operation.PIN, pages)] += 1
-        self._num_pins += len(pages)
 
     def unpin(self, pages: Pages) -> None:
         """Take one export pin off each page."""
         self._pins[self._apply(Operation.UNPIN, pages)] -= 1
-        self._num_pins -= len(pages)
 
     def pinned(self, pages: Pages) -> bool:
         """Tell whether any of the pages has an export pin."""
@@ -177,15 +173,9 @@ class PagePool:
 
     def counts(self) -> dict[str, int]:
         """Return the number of pages in each state; `exporting` pages are also counted in theirs."""
-        free, owned, cached, importing, quarantined = np.bincount(self._state[1:], minlength=len(PageState)).tolist()
-        return {
-            "free": free,
-            "owned": owned,
-            "cached": cached,
-            "importing": importing,
-            "quarantined": quarantined,
-            "exporting": int(np.count_nonzero(self._pins)),
-        }
+        names = ("free", "owned", "cached", "importing", "quarantined")
+        found = np.bincount(self._state[1:], minlength=len(PageState)).tolist()
+        return {**dict(zip(names, found, strict=True)), "exporting": int(np.count_nonzero(self._pins))}
 
     def check(
         self,
@@ -206,39 +196,26 @@ class PagePool:
 
     def _apply(self, operation: Operation, pages: Pages) -> Pages:
         if len(pages) > _FEW or not self._apply_one_by_one(operation, pages.tolist()):
-            self._apply_together(operation, pages)
+            after = self._states_of(pages).tobytes().translate(self._table[operation])
+            wrong = _NO_ENTRY in after or (operation in NEEDS_A_PIN and not self._pins.take(pages).all())
+            if wrong or (operation in NEEDS_NO_PIN and self._pins.take(pages).any()):
+                self._refuse(operation, pages, np.frombuffer(after, np.int8))
+            self._state.put(pages, np.frombuffer(after, np.int8))
         return pages
 
     def _apply_one_by_one(self, operation: Operation, pages: list[int]) -> bool:
         """Do so to a few pages. False, and no change: some may be wrong, or pins are to be looked at."""
-        states, table = self._cells[0], self._table[operation]
-        if not pages or min(pages) <= NULL_PAGE or max(pages) >= len(states) or len({*pages}) < len(pages):
+        if min(pages, default=0) <= NULL_PAGE or max(pages) >= len(self._state) or len({*pages}) < len(pages):
             return False
-        after = [table[states[page]] for page in pages]
-        if _NO_ENTRY in after or operation in NEEDS_A_PIN or (self._num_pins and operation in NEEDS_NO_PIN):
+        after = [*map(self._table[operation].__getitem__, map(self._state_of.__getitem__, pages))]
+        if _NO_ENTRY in after or operation in NEEDS_A_PIN or any(map(self._pins_of.__getitem__, pages)):
             return False
         for page, state in zip(pages, after, strict=True):
-            states[page] = state
+            self._state_of[page] = state
         return True
 
-    def _apply_together(self, operation: Operation, pages: Pages) -> None:
-        after = self._states_of(pages).tobytes().translate(self._table[operation])
-        wrong = _NO_ENTRY in after or (operation in NEEDS_A_PIN and not self._pins.take(pages).all())
-        if wrong or (self._num_pins and operation in NEEDS_NO_PIN and self._pins.take(pages).any()):
-            self._refuse(operation, pages, np.frombuffer(after, np.int8))
-        self._state.put(pages, np.frombuffer(after, np.int8))
-
-    def _renew(self, pages: Pages) -> None:
-        if len(pages) > _FEW:
-            self._generation.put(pages, self._generation.take(pages) + 1)
-            return
-        generations = self._cells[1]
-        for page in pages.tolist():
-            generations[page] = (generations[page] + 1) & _GENERATIONS
-
     def _free_pages(self, operation: Operation, pages: Pages) -> None:
-        pages = self._apply(operation, pages)
-        self._free[self._num_free : self._num_free + len(pages)] = pages[::-1]
+        self._free[self._num_free : self._num_free + len(pages)] = self._apply(operation, pages)[::-1]
         self._num_free += len(pages)
 
     def _states_of(self, pages: Pages) -> npt.NDArray[np.int8]:
@@ -251,8 +228,7 @@ class PagePool:
             raise InvalidTransition(f"not pages of this pool: {_shown(pages[~self._in_range(pages)])}")
         if len(pages) > _FEW or len({*pages.tolist()}) < len(pages):
             # Each page seats its place in the list; of a page listed twice only one place stays seated.
-            places = np.arange(len(pages), dtype=np.int32)
-            self._seat.put(pages, places)
+            self._seat.put(pages, places := np.arange(len(pages), dtype=np.int32))
             if self._seat.take(pages).tobytes() != places.tobytes():
                 raise InvalidTransition(f"pages listed twice: {_shown(pages[self._seat[pages] != places])}")
         return states

@@ -164,8 +164,7 @@ class StepPace:
         self._num_plain = self._plain_work = 0  # of those that nothing has been learned from
         self._plain_s = 0.0
         self._num_learned = self._parts_due = 0  # steps, and as of which `step_parts_s` is made anew
-        self._parts_s = (0.0, 0.0, 0.0)
-        self._shown_parts_s: tuple[float, float, float] | None = None  # the same, roughly; None: nobody has asked
+        self.step_parts_s = (0.0, 0.0, 0.0)  # roughly, of a step, a token of context, a token of a prompt; 0: not known
 
     # who decodes
 
@@ -232,14 +231,6 @@ class StepPace:
         if self._deadlines.num_free or spare_s == math.inf:
             spare_s = min(spare_s, self._longest_s - tokens_s)
         return UNBOUNDED if spare_s == math.inf else coarse(self._known(self._beside).cost_in(spare_s), SHOWN_BITS)
-
-    @property
-    def step_parts_s(self) -> tuple[float, float, float]:
-        """Return roughly how long a step takes, a token of context, and a token of a prompt; 0: not known."""
-        if self._shown_parts_s is None:
-            step_s, context_s, prompt_s = self._parts_s
-            self._shown_parts_s = _rounded(step_s), _rounded(context_s), _rounded(prompt_s)
-        return self._shown_parts_s
 
     @property
     def output_tokens(self) -> int:
@@ -434,8 +425,8 @@ class StepPace:
         if self._num_learned >= self._parts_due:
             self._parts_due = self._num_learned + min(self._num_learned + 1, TOLD_EVERY)
             line = self._tokens
-            self._parts_s = line.usual(STEP_CONTEXT), line.slope_s, self._widest.slope_s
-            self._shown_parts_s = None
+            seconds = line.usual(STEP_CONTEXT), line.slope_s, self._widest.slope_s
+            self.step_parts_s = _rounded(seconds[0]), _rounded(seconds[1]), _rounded(seconds[2])
 
     def _note_tokens(self, num_steps: int, work: int) -> None:
         """Steps without prompts are over, whose seconds have been counted; all their work is told."""

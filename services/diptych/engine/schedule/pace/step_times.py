@@ -94,11 +94,11 @@ class StepLine:
         self._largest = max(work, self._largest * KEPT**count)
         held, self._held = self._held, None
         off = self._off(work, seconds)
-        if held is None and not off:  # nearly always
+        if held is not None:
+            self._learn_held(held, _Steps(work, seconds, count), off)
+        elif not off:
             self._note(work, seconds, count)
             self._doubted = None
-        elif held is not None:
-            self._learn_held(held, _Steps(work, seconds, count), off)
         elif count == 1:
             self._held = _Steps(work, seconds, count)
         else:
