@@ -86,7 +86,7 @@ class PagePool:
         self._generation = np.zeros(num_pages, np.uint32)
         self._state[NULL_PAGE] = _NO_STATE
         self._pins = np.zeros(num_pages, np.int32)
-        self._state_of, self._pins_of = memoryview(self._state), memoryview(self._pins)  # the same, page by page
+        self._state_of, self._pins_of = self._state.data, self._pins.data  # the same, page by page
         self._free = np.arange(num_pages - 1, NULL_PAGE, -1, dtype=np.int32)  # a stack: its first num_free entries
         self._num_free = num_pages - 1
         self._seat = np.zeros(num_pages, np.int32)  # scratch of `_states_of`
