@@ -22,6 +22,7 @@ from diptych.engine.schedule.aside import Reason
 from diptych.engine.schedule.extend_queue import pays_to_wait
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight
 from diptych.engine.schedule.running import Running
+from diptych.engine.schedule.session_line import SessionLine
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.events import Effect, SendNote
 from diptych.engine.values.prompt_cost import PromptCost
@@ -60,6 +61,7 @@ class Grants:
         self._reserve = reserve
         self._cost = cost
         self._turns = turns
+        self._line = SessionLine(cache)
         self._importing: list[DecodeRoom] = []  # and some that have gone on since this was last looked at
         self._in_flight = PrefixesInFlight(cache.page_size)  # that prefill brings
 
@@ -84,7 +86,7 @@ class Grants:
                 break  # before a room is looked at: a worker without a row is asked at each step
             request = self._waiting.peek(now_s)
             room = self._rooms[request.room]
-            reason = self._reason_to_wait(room, now_s)
+            reason = self._held(request, now_s) or self._reason_to_wait(room, now_s)
             if reason is not None and self._waiting.set_aside(reason):
                 self._expect(request)
                 continue
@@ -118,6 +120,12 @@ class Grants:
             return None
         pays = pays_to_wait(self._cache, self._cost, room.request, pending)
         return replace(pending, until_s=until_s) if pays else None
+
+    def _held(self, request: Request, now_s: float) -> Reason | None:
+        """Return why a request leaves the memory to sessions that have begun."""
+        is_busy = self._running.num_prompts > 0 or any(room.phase is Phase.IMPORTING for room in self._importing)
+        is_held = self._line.holds(request, now_s, len(self._waiting), is_busy=is_busy)
+        return self._line if is_held else None
 
     def _reason_without_slot(self, room: DecodeRoom) -> Reason | None:
         """Return why a room must not have memory yet, as far as adapters go."""

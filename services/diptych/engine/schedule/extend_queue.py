@@ -25,6 +25,7 @@ from diptych.engine.schedule.pace.step_pace import NextPrompt
 from diptych.engine.schedule.packing import Packing
 from diptych.engine.schedule.policies import arrival, due_s, gives_way
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight, common_len
+from diptych.engine.schedule.session_line import SessionLine
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.image_chunks import ImageCuts
 from diptych.engine.values.limits import Limits
@@ -74,6 +75,7 @@ class ExtendQueue:
         self._coming = coming
         self._turns = turns
         self._waiting = waiting
+        self._line = SessionLine(cache)
         self._max_batch_size = limits.max_requests
         self._cost = limits.prompt_cost
         are_whole = limits.vision is not None and limits.vision.is_whole
@@ -194,7 +196,7 @@ class ExtendQueue:
             request = self._waiting.peek(now_s)
             if (late and gives_way(request, now_s)) or (request.is_idle_work and _is_urgent(step)):
                 break
-            if reason := self.reason_to_wait(request):
+            if reason := self._held(request, now_s) or self.reason_to_wait(request):
                 if not self._waiting.set_aside(reason):
                     break
                 continue
@@ -222,6 +224,11 @@ class ExtendQueue:
                 break
         self._go_on(step, [request for request in late if not (request.is_idle_work and _is_urgent(step))])
         return step.chunks
+
+    def _held(self, request: Request, now_s: float) -> Reason | None:
+        """Return why a request leaves the memory to sessions that have begun."""
+        is_held = self._line.holds(request, now_s, len(self), is_busy=bool(self._extending))
+        return self._line if is_held else None
 
     def _go_on(self, step: Packing, begun: Iterable[Request]) -> bool:
         """Add the next chunks of prompts that are part-way; return whether each has one that may have one."""
