@@ -7,9 +7,10 @@ each call comes a while after the one before it in its session has been answered
 context, it is first measured how much of it is alive in the mean; the pools then hold that divided by `--pressure`.
 `--slower`: prompts take so many times as long as those of Llama-3-8B on an H200, as those of larger models do. A job
 ends with the last of its calls; `new`: times to the first token of its first call, which may wait for memory of jobs
-that have begun. `nobody waits`: none does, and a prompt that is handed over is kept no longer than any other. `told`: the gap behind each call is known, as the tool's name says it, to a factor of
-1.4; the rule is the same, so this is what better guesses could bring. `pulled`: workers pull from each other, history
-before a session returns. Nothing in it depends on the machine.
+that have begun. `nobody waits`: none does, and a prompt that is handed over is kept no longer than any other. `told`:
+the gap behind each call is known, as the tool's name says it, to a factor of 1.4; the rule is the same, so this is what
+better guesses could bring. `pulled`: workers pull from each other, history before a session returns.
+Nothing in it depends on the machine.
 """
 
 from __future__ import annotations

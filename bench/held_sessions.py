@@ -2,10 +2,11 @@
 
     python bench/held_sessions.py [--seed 0]
 
-Simulates a prefill and a decode worker in virtual time. Loads without tools: chats, bursts, and prompts that have nothing
-in common, in pools that hold a fraction of them. And coding agents in a closed loop at twice the memory, with chats of
-another tenant, or of the same one, beside them; of these loads only the chats count. *Off*: nobody waits, and a prompt
-that is handed over is kept no longer than any other. Nothing in it depends on the machine.
+Simulates a prefill and a decode worker in virtual time. Loads without tools: chats, bursts, code assistants, and
+prompts that have nothing in common, in pools that hold a fraction of them. And coding agents in a closed loop at
+twice the memory, with chats of another tenant, or of the same one, beside them; of these loads only the chats count.
+*Off*: nobody waits, and a prompt that is handed over is kept no longer than any other. Nothing in it depends on the
+machine.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final
 from unittest import mock
 
 import numpy as np
-from agents import PAGE, run
+from agents import run
 
 from diptych.engine.cache import sessions
 from diptych.engine.schedule import session_line
