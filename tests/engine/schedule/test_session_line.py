@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.cache.tree.pins import Pin
 from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.session_line import IDLE_S, LOOK_S, MAX_WAIT_S, SessionLine
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
@@ -182,6 +183,23 @@ def test_in_a_queue_others_pass_it_and_it_has_its_turn_in_the_end(world: World) 
     assert (report.held, report.held_now, report.held_s) == (1, 0, 1.5)
     queue.remove(new)
     world.cache.drop(new)
+
+
+def test_it_is_counted_once_however_often_it_is_asked(world: World) -> None:
+    new = world.request(NEW, 1.0)
+    assert world.holds(new, 1.0)
+    assert world.holds(new, 2.0)
+    assert (world.cache.report().held, world.cache.report().held_now) == (1, 1)
+
+
+def test_what_a_request_that_runs_has_locked_is_not_taken_off_twice(world: World) -> None:
+    assert world.cache.tree.pins.num_resting == 16
+    reader = world.request(range(100, 164), 1.0, tenant="b")  # a session of its own, by the same text
+    world.cache.tree.pin(world.kept, Pin(None, 0.0, 0.0, 1e9, "a"))
+    assert world.cache.admit(reader)
+    world.cache.tree.pin(world.kept, Pin(None, 0.0, 0.0, 1e9, "a"))
+    assert (world.cache.num_available, world.cache.tree.pins.num_resting) == (4, 0)
+    world.cache.drop(reader)
 
 
 def test_who_leaves_while_it_waits_is_not_counted_as_waiting(world: World) -> None:
