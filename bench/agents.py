@@ -27,7 +27,7 @@ import numpy as np
 from diptych.common.members.roles import Role
 from diptych.engine.cache import sessions
 from diptych.engine.cache.return_times import bucket_of
-from diptych.engine.schedule import session_line
+from diptych.engine.schedule.lines import session_line
 from diptych.engine.values.step_model import H200_LLAMA_8B
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.simulator.outcome import Outcome

@@ -21,7 +21,7 @@ import numpy as np
 from agents import run
 
 from diptych.engine.cache import sessions
-from diptych.engine.schedule import session_line
+from diptych.engine.schedule.lines import session_line
 from diptych.simulator.outcome import Outcome
 from diptych.simulator.traces.call import Call, names_of
 from diptych.simulator.traces.closed_loop import closed_loop

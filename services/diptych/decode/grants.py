@@ -20,9 +20,9 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Rank, Turns
 from diptych.engine.schedule.aside import Reason
 from diptych.engine.schedule.extend_queue import pays_to_wait
+from diptych.engine.schedule.lines.session_line import SessionLine
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight
 from diptych.engine.schedule.running import Running
-from diptych.engine.schedule.session_line import SessionLine
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.events import Effect, SendNote
 from diptych.engine.values.prompt_cost import PromptCost
@@ -86,7 +86,9 @@ class Grants:
                 break  # before a room is looked at: a worker without a row is asked at each step
             request = self._waiting.peek(now_s)
             room = self._rooms[request.room]
-            reason = self._held(request, now_s) or self._reason_to_wait(room, now_s)
+            is_busy = self._running.num_prompts > 0 or any(each.phase is Phase.IMPORTING for each in self._importing)
+            held = self._line.reason(request, now_s, len(self._waiting), is_busy=is_busy)
+            reason = held or self._reason_to_wait(room, now_s)
             if reason is not None and self._waiting.set_aside(reason):
                 self._expect(request)
                 continue
@@ -120,12 +122,6 @@ class Grants:
             return None
         pays = pays_to_wait(self._cache, self._cost, room.request, pending)
         return replace(pending, until_s=until_s) if pays else None
-
-    def _held(self, request: Request, now_s: float) -> Reason | None:
-        """Return why a request leaves the memory to sessions that have begun."""
-        is_busy = self._running.num_prompts > 0 or any(room.phase is Phase.IMPORTING for room in self._importing)
-        is_held = self._line.holds(request, now_s, len(self._waiting), is_busy=is_busy)
-        return self._line if is_held else None
 
     def _reason_without_slot(self, room: DecodeRoom) -> Reason | None:
         """Return why a room must not have memory yet, as far as adapters go."""

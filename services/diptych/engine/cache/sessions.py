@@ -75,7 +75,7 @@ class SessionCounts:
     calls: int = 0  # of tools, of which routers told
     returns: int = 0  # of their sessions
     kept_returns: int = 0  # that found their pages pinned
-    held: int = 0  # requests that let sessions which had begun have the memory: see `schedule.session_line`
+    held: int = 0  # requests that let sessions which had begun have the memory: see `schedule.lines.session_line`
     held_s: float = 0.0  # for how long, in all
     held_now: int = 0
 

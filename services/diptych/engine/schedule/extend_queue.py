@@ -21,11 +21,11 @@ from typing import Final, NamedTuple, TypeAlias
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.aside import Reason
+from diptych.engine.schedule.lines.session_line import SessionLine
 from diptych.engine.schedule.pace.step_pace import NextPrompt
 from diptych.engine.schedule.packing import Packing
 from diptych.engine.schedule.policies import arrival, due_s, gives_way
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight, common_len
-from diptych.engine.schedule.session_line import SessionLine
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.image_chunks import ImageCuts
 from diptych.engine.values.limits import Limits
@@ -196,12 +196,12 @@ class ExtendQueue:
             request = self._waiting.peek(now_s)
             if (late and gives_way(request, now_s)) or (request.is_idle_work and _is_urgent(step)):
                 break
-            if reason := self._held(request, now_s) or self.reason_to_wait(request):
+            held = self._line.reason(request, now_s, len(self), is_busy=bool(self._extending))
+            if reason := held or self.reason_to_wait(request):
                 if not self._waiting.set_aside(reason):
                     break
                 continue
-            is_any = step.admits_any and not request.contents
-            start = 0 if is_any else self._cache.cached_len(request)
+            start = 0 if step.admits_any and not request.contents else self._cache.cached_len(request)
             if not step.may_encode(request, start):
                 if not self._waiting.set_aside(NEXT_STEP):
                     break
@@ -224,11 +224,6 @@ class ExtendQueue:
                 break
         self._go_on(step, [request for request in late if not (request.is_idle_work and _is_urgent(step))])
         return step.chunks
-
-    def _held(self, request: Request, now_s: float) -> Reason | None:
-        """Return why a request leaves the memory to sessions that have begun."""
-        is_held = self._line.holds(request, now_s, len(self), is_busy=bool(self._extending))
-        return self._line if is_held else None
 
     def _go_on(self, step: Packing, begun: Iterable[Request]) -> bool:
         """Add the next chunks of prompts that are part-way; return whether each has one that may have one."""

@@ -12,7 +12,7 @@ import pytest
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.tree.pins import Pin
 from diptych.engine.schedule.extend_queue import ExtendQueue
-from diptych.engine.schedule.session_line import IDLE_S, LOOK_S, MAX_WAIT_S, SessionLine
+from diptych.engine.schedule.lines.session_line import IDLE_S, LOOK_S, MAX_WAIT_S, SessionLine
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.limits import Limits, Scheduling

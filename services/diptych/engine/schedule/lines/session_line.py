@@ -44,6 +44,10 @@ class SessionLine:
             self.until_s = self._least = math.inf
         return is_over
 
+    def reason(self, request: Request, now_s: float, num_waiting: int, *, is_busy: bool) -> SessionLine | None:
+        """Return why a request that is next lets others pass: see `holds`."""
+        return self if self.holds(request, now_s, num_waiting, is_busy=is_busy) else None
+
     def holds(self, request: Request, now_s: float, num_waiting: int, *, is_busy: bool) -> bool:
         """Whether a request that is next lets others pass. `is_busy`: prompts are computed, or come from a peer."""
         if not self._cache.tree.pins or not self._is_new(request):
