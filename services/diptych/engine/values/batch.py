@@ -339,6 +339,7 @@ NO_GRAPHS: Final = GraphUse(0, 0)
 
 OnLayer = Callable[[int], None]  # hears of each layer of a step, in order, once its KV is in the pool
 WaitForResult = Callable[[], StepResult]  # blocks until the device has come so far
+WaitForEnd = Callable[[], None]  # likewise: to the end of all steps that were begun before it was made
 
 
 class Runner(Protocol):
@@ -384,4 +385,13 @@ class OverlapRunner(Runner, Protocol):
 
     def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> WaitForResult:
         """Choose the next tokens. What is returned must be called."""
+        ...
+
+
+class FollowedRunner(OverlapRunner, Protocol):
+    """A runner, and what guesses for its model."""
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        """What computes its steps behind it; None: only what needs no model guesses."""
         ...
