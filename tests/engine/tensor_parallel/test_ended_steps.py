@@ -259,7 +259,7 @@ class TwoRanks:
         engine.allocate_pool(layout)
         self._transport = TensorParallelTransport(engine, layout, self.log)
         self._threads = ThreadPoolExecutor(2)
-        self._serving = self._threads.submit(self._rank.run, self.other, None, NO_COPIER)  # type: ignore[arg-type]
+        self._serving = self._threads.submit(self._rank.run, self.other, None, NO_COPIER)
 
     def late(self, plain: Callable[..., None], is_it: Callable[..., bool] = lambda *_: True) -> Callable[..., None]:
         """Return what does the same, but where `is_it` only when rank 1 may go on."""
@@ -274,7 +274,8 @@ class TwoRanks:
 
     def compute(self, batch: ForwardBatch) -> None:
         runner = TensorParallelRunner(self.own, self.log)
-        greedy = SamplingBatch(*(np.zeros(batch.num_samples, kind) for kind in ("f4", "f4", "i8", "u8", "i8")))
+        nothing: Any = [np.zeros(batch.num_samples, kind) for kind in ("f4", "f4", "i8", "u8", "i8")]
+        greedy = SamplingBatch(*nothing)
         runner.execute(batch, greedy)
         assert self.is_held.wait(60), "rank 0 is done, and rank 1 is at the step"
 
