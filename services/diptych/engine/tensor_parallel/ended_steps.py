@@ -1,9 +1,9 @@
 """Which steps all ranks have ended: what rank 0 knows by its own results, and what it has to ask.
 
-Ranks add up what each layer makes. So where logits are made on rank 0, every rank is done with the attention of its last
-layer, and with whatever it was told before. Two things are not told by logits: a step without any ends on a rank as soon
-as that has queued its last attention, and what a rank writes behind its logits nobody waits for. Pages that rank 0 knows
-to be free have been written by steps that it has ended itself, so others are never waited for.
+Ranks add up what each layer makes. So where logits are made on rank 0, every rank is done with the attention of its
+last layer, and with whatever it was told before. Two things are not told by logits: a step without any ends on a rank
+as soon as that is done with its own last attention, and for what a rank writes behind its logits nobody waits. Pages
+that rank 0 knows to be free have been written by steps that it has ended itself, so others are never waited for.
 """
 
 from __future__ import annotations
