@@ -26,7 +26,8 @@ from diptych.engine.scheduler.lasting import NO_LASTING_TIERS, LastingTiers
 from diptych.engine.scheduler.links.links import Links, directions_of, links_of_nobody
 from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch
-from diptych.engine.values.batch import FollowedRunner, GraphUse, ImageCounts, OnLayer, WaitForEnd
+from diptych.engine.tensor_parallel.ended_steps import FollowedRunner
+from diptych.engine.values.batch import GraphUse, ImageCounts, OnLayer, WaitForEnd
 from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.prompt_cost import prompt_cost

@@ -18,12 +18,12 @@ import numpy as np
 
 from diptych.common.errors import ConfigError, InvalidRequest, Unavailable
 from diptych.common.members.terms import Terms, terms_to_wire
+from diptych.engine.tensor_parallel.ended_steps import FollowedRunner
 from diptych.engine.tensor_parallel.weight_change import Change, change_from_wire, group_from_wire
 from diptych.engine.tensor_parallel.weight_sets import Served, WeightLoader, WeightSets
 from diptych.engine.values.batch import (
     NO_TOKEN,
     DraftModel,
-    FollowedRunner,
     ForwardBatch,
     ForwardMode,
     OverlapRunner,

@@ -10,11 +10,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
-from diptych.engine.values.batch import ForwardBatch, WaitForEnd
+from diptych.engine.values.batch import DraftModel, ForwardBatch, OverlapRunner, WaitForEnd
 
 _MOST: Final = 2  # steps that a runner may have begun, when rank 0 has ended the first of them
+
+
+class FollowedRunner(OverlapRunner, Protocol):
+    """A runner, and what guesses for its model."""
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        """What computes its steps behind it; None: only what needs no model guesses."""
+        ...
 
 
 def tells_of_all(batch: ForwardBatch, *, is_followed: bool) -> bool:

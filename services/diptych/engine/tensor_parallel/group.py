@@ -17,7 +17,7 @@ from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.cache.tier import Slots
 from diptych.engine.lora.host import AdapterHost
 from diptych.engine.tensor_parallel.adapters import TensorParallelAdapters
-from diptych.engine.tensor_parallel.ended_steps import tells_of_all
+from diptych.engine.tensor_parallel.ended_steps import FollowedRunner, tells_of_all
 from diptych.engine.tensor_parallel.parts.ranked_files import RankedFiles
 from diptych.engine.tensor_parallel.parts.ranked_objects import RankedObjects
 from diptych.engine.tensor_parallel.rank_log import (
@@ -39,7 +39,6 @@ from diptych.engine.tiers.shared_tier import RunMedium
 from diptych.engine.values.batch import (
     DraftBatch,
     DraftModel,
-    FollowedRunner,
     ForwardBatch,
     OverlapRunner,
     SamplingBatch,

@@ -386,12 +386,3 @@ class OverlapRunner(Runner, Protocol):
     def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> WaitForResult:
         """Choose the next tokens. What is returned must be called."""
         ...
-
-
-class FollowedRunner(OverlapRunner, Protocol):
-    """A runner, and what guesses for its model."""
-
-    @property
-    def draft_model(self) -> DraftModel | None:
-        """What computes its steps behind it; None: only what needs no model guesses."""
-        ...
