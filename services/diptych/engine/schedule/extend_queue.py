@@ -170,8 +170,7 @@ class ExtendQueue:
 
     def _begun(self, now_s: float) -> tuple[list[Request], list[Request]]:
         """Return those that are part-way and can go on: in their turns, and those that let others pass."""
-        timely: list[Request] = []
-        late: list[Request] = []
+        timely, late = list[Request](), list[Request]()
         for request in self._turns.runnable(list(self._extending)):
             (late if gives_way(request, now_s) else timely).append(request)
         return timely, late
