@@ -72,7 +72,7 @@ NEEDS_NO_PIN: Final = frozenset({Operation.RELEASE, Operation.UNCACHE, Operation
 NEEDS_A_PIN: Final = frozenset({Operation.UNPIN})
 
 _NO_STATE, _NO_ENTRY = 126, 127  # the state of the null page, and what follows a state that allows no such move
-_FEW: Final = 16  # pages: so many are sooner looked at one by one than as arrays
+_FEW: Final = 32  # pages: of fewer a set is sooner made than arrays
 _MAX_PAGES_SHOWN: Final = 8
 
 
@@ -86,7 +86,6 @@ class PagePool:
         self._generation = np.zeros(num_pages, np.uint32)
         self._state[NULL_PAGE] = _NO_STATE
         self._pins = np.zeros(num_pages, np.int32)
-        self._state_of, self._pins_of = self._state.data, self._pins.data  # the same, page by page
         self._free = np.arange(num_pages - 1, NULL_PAGE, -1, dtype=np.int32)  # a stack: its first num_free entries
         self._num_free = num_pages - 1
         self._seat = np.zeros(num_pages, np.int32)  # scratch of `_states_of`
@@ -173,9 +172,15 @@ class PagePool:
 
     def counts(self) -> dict[str, int]:
         """Return the number of pages in each state; `exporting` pages are also counted in theirs."""
-        names = ("free", "owned", "cached", "importing", "quarantined")
-        found = np.bincount(self._state[1:], minlength=len(PageState)).tolist()
-        return {**dict(zip(names, found, strict=True)), "exporting": int(np.count_nonzero(self._pins))}
+        free, owned, cached, importing, quarantined = np.bincount(self._state[1:], minlength=len(PageState)).tolist()
+        return {
+            "free": free,
+            "owned": owned,
+            "cached": cached,
+            "importing": importing,
+            "quarantined": quarantined,
+            "exporting": int(np.count_nonzero(self._pins)),
+        }
 
     def check(
         self,
@@ -195,27 +200,16 @@ class PagePool:
         return [*self._check_books(), *self._check_claims(claims)]
 
     def _apply(self, operation: Operation, pages: Pages) -> Pages:
-        if len(pages) > _FEW or not self._apply_one_by_one(operation, pages.tolist()):
-            after = self._states_of(pages).tobytes().translate(self._table[operation])
-            wrong = _NO_ENTRY in after or (operation in NEEDS_A_PIN and not self._pins.take(pages).all())
-            if wrong or (operation in NEEDS_NO_PIN and self._pins.take(pages).any()):
-                self._refuse(operation, pages, np.frombuffer(after, np.int8))
-            self._state.put(pages, np.frombuffer(after, np.int8))
+        after = self._states_of(pages).tobytes().translate(self._table[operation])
+        wrong = _NO_ENTRY in after or (operation in NEEDS_A_PIN and not self._pins.take(pages).all())
+        if wrong or (operation in NEEDS_NO_PIN and np.count_nonzero(self._pins.take(pages))):
+            self._refuse(operation, pages, np.frombuffer(after, np.int8))
+        self._state.put(pages, np.frombuffer(after, np.int8))
         return pages
 
-    def _apply_one_by_one(self, operation: Operation, pages: list[int]) -> bool:
-        """Do so to a few pages. False, and no change: some may be wrong, or pins are to be looked at."""
-        if min(pages, default=0) <= NULL_PAGE or max(pages) >= len(self._state) or len({*pages}) < len(pages):
-            return False
-        after = [*map(self._table[operation].__getitem__, map(self._state_of.__getitem__, pages))]
-        if _NO_ENTRY in after or operation in NEEDS_A_PIN or any(map(self._pins_of.__getitem__, pages)):
-            return False
-        for page, state in zip(pages, after, strict=True):
-            self._state_of[page] = state
-        return True
-
     def _free_pages(self, operation: Operation, pages: Pages) -> None:
-        self._free[self._num_free : self._num_free + len(pages)] = self._apply(operation, pages)[::-1]
+        pages = self._apply(operation, pages)
+        self._free[self._num_free : self._num_free + len(pages)] = pages[::-1]
         self._num_free += len(pages)
 
     def _states_of(self, pages: Pages) -> npt.NDArray[np.int8]:
@@ -228,8 +222,8 @@ class PagePool:
             raise InvalidTransition(f"not pages of this pool: {_shown(pages[~self._in_range(pages)])}")
         if len(pages) > _FEW or len({*pages.tolist()}) < len(pages):
             # Each page seats its place in the list; of a page listed twice only one place stays seated.
-            self._seat.put(pages, places := np.arange(len(pages), dtype=np.int32))
-            if self._seat.take(pages).tobytes() != places.tobytes():
+            self._seat[pages] = places = np.arange(len(pages), dtype=np.int32)
+            if np.count_nonzero(self._seat[pages] != places):
                 raise InvalidTransition(f"pages listed twice: {_shown(pages[self._seat[pages] != places])}")
         return states
 

@@ -50,8 +50,5 @@ def prompt_of(call: Call, number: int) -> SimPrompt:
         rest = _UNNAMED + number * 2**20 + np.arange(num_blocks - len(names), dtype=np.uint64)
         names = np.concatenate([names, rest.astype(np.uint64)])
     mixed = (names + np.uint64(1)) * _SPREAD
-    halves = np.empty((num_blocks, 1, 2), np.int64)
-    halves[:, 0, 0], halves[:, 0, 1] = mixed & _HALF, mixed >> np.uint64(33)
-    ids = np.empty((num_blocks, BLOCK_TOKENS // 2, 2), np.int64)
-    ids[:] = halves
-    return SimPrompt(ids.reshape(-1)[: call.prompt_len])
+    halves = np.stack([mixed & _HALF, mixed >> np.uint64(33)], axis=1).astype(np.int64)
+    return SimPrompt(np.repeat(halves, BLOCK_TOKENS // 2, axis=0).ravel()[: call.prompt_len].copy())

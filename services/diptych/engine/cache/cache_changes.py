@@ -53,8 +53,8 @@ class CacheChanges:
     def store(self, hashes: Iterable[int], level: int = POOL) -> None:
         """Pages have come that were nowhere."""
         new = tuple(hashes)
-        if not self._removed or self._removed.keys().isdisjoint(new):  # which is quickly told, and nearly always so
-            self._stored = _with(self._stored, new, level)
+        if self._removed.keys().isdisjoint(new):  # which is quickly told, and nearly always so
+            self._stored.update(dict.fromkeys(new, level))
             return
         for page_hash in new:
             before = self._removed.pop(page_hash, None)
@@ -71,8 +71,8 @@ class CacheChanges:
     def remove(self, hashes: Iterable[int], level: int = POOL) -> None:
         """Pages have gone from a level."""
         gone = tuple(hashes)
-        if all([not each or each.keys().isdisjoint(gone) for each in (self._stored, self._moved)]):
-            self._removed = _with(self._removed, gone, level)
+        if self._stored.keys().isdisjoint(gone) and self._moved.keys().isdisjoint(gone):
+            self._removed.update(dict.fromkeys(gone, level))
             return
         for page_hash in gone:
             if self._stored.pop(page_hash, None) is None:
@@ -87,13 +87,10 @@ class CacheChanges:
 
     def pop(self, max_hashes: int | None = None) -> CacheDelta:
         """Return the next part of the news, of at most `max_hashes`, and count it as told."""
-        if max_hashes is None:
-            removed, placed = tuple(self._removed), self._stored | self._moved if self._moved else self._stored
-            self._removed, self._stored, self._moved = {}, {}, {}
-        else:
-            removed = tuple(_pop(self._removed, max_hashes))
-            placed = _pop(self._stored, max_hashes - len(removed))
-            placed |= _pop(self._moved, max_hashes - len(removed) - len(placed))
+        removed = tuple(_pop(self._removed, max_hashes))
+        left = None if max_hashes is None else max_hashes - len(removed)
+        placed = _pop(self._stored, left)
+        placed |= _pop(self._moved, None if left is None else left - len(placed))
         stored, below = _by_level(placed)
         delta = CacheDelta(self._cleared, removed, stored, below)
         self._cleared = False
@@ -129,17 +126,8 @@ def _by_level(placed: Mapping[int, int]) -> tuple[tuple[int, ...], Levels]:
     return tuple(levels.pop(POOL, ())), tuple([(level, tuple(hashes)) for level, hashes in levels.items()])
 
 
-def _with(levels: dict[int, int], hashes: tuple[int, ...], level: int) -> dict[int, int]:
-    """Return the levels of pages with those of some more."""
-    more = dict.fromkeys(hashes, level)
-    if not levels:
-        return more
-    levels.update(more)
-    return levels
-
-
-def _pop(hashes: dict[int, Any], limit: int) -> dict[int, Any]:
-    popped = dict(itertools.islice(hashes.items(), limit))
+def _pop(hashes: dict[int, Any], limit: int | None) -> dict[int, Any]:
+    popped = hashes.copy() if limit is None else dict(itertools.islice(hashes.items(), limit))
     if len(popped) == len(hashes):
         hashes.clear()
     else:

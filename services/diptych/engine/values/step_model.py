@@ -43,7 +43,7 @@ class StepShape(NamedTuple):
             return StepShape(num_tokens, int(lens.sum() if num_tokens == len(lens) else lens @ new), 0, 0.0, 0)
         context_tokens = int(lens @ new)
         prompt_tokens, doubled_pairs = 0, 0
-        (chunks,) = (new > np.maximum(batch.num_sampled, 1)).nonzero()  # no rows; few: a loop is faster than arrays
+        chunks = np.flatnonzero(new > np.maximum(batch.num_sampled, 1))  # no rows; few: a loop is faster than arrays
         for end, num_tokens in zip(lens[chunks].tolist(), new[chunks].tolist(), strict=True):
             context_tokens -= end * num_tokens
             prompt_tokens += num_tokens
