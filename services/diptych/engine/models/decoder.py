@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.backend import PhasedAttention
-from diptych.engine.attention.staged_batch import StagedBatch
+from diptych.engine.attention.staged_batch import StagedBatch, Turn
 from diptych.engine.models.arithmetic.axial_rope import AxialRope
 from diptych.engine.models.arithmetic.ops import Ops
 from diptych.engine.models.ends import RELEASED, new_ends
@@ -220,7 +220,7 @@ class Decoder:
         layer = layers[index]
         if layer.mixer is not None:
             assert states is not None
-            trials.mix(layer.mixer, index, own.projected, states, batch, own.mixed)
+            trials.mix(layer.mixer, self._ops.state_rules, index, own.projected, states, batch, own.mixed)
         if index not in self._places:
             return
         if layer.growth is not None:
@@ -233,6 +233,13 @@ class Decoder:
             attention.attend(own.qkv, self._places[index], own.attended)
         if batch.watcher is not None:
             batch.watcher.behind(index)
+
+    def see(self, late: Turn, states: LayerStates) -> None:
+        """Let the states of all recurrent layers see what came true of the rows that they were given before."""
+        assert self._config.recurrent is not None
+        for index, layer in enumerate(self._layers):
+            if layer.mixer is not None:
+                trials.see(layer.mixer, index, late, states, self._config.recurrent.mixer.out_size)
 
     def new_buffers(self, num_tokens: int, device: torch.device) -> Buffers:
         """Return what a step of so many tokens needs for its pieces."""
