@@ -1,8 +1,9 @@
 """The gated delta rule of Qwen3-Next's layers against the bytes that it must move, and a prompt's against products.
 
 Layers take turns, each with states of its own, so that they are read from memory, as in a model. Single tokens: the
-limit is one read and one write of the states, at the speed of a copy; rows of drafts beside as many such steps. Prompts: the products of the chunked form, at the
-speed of large ones in bf16; beside it the time of the layer's matrix of inputs, at best.
+limit is one read and one write of the states, at the speed of a copy. Rows of drafts: beside as many steps of single
+tokens. Prompts: the products of the chunked form, at the speed of large ones in bf16; beside it the time of the layer's
+matrix of inputs, at best.
 
 Of the first prompts each part by itself, too.
 
