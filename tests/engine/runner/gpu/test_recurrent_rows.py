@@ -217,7 +217,7 @@ def test_a_state_that_saw_other_tokens_changes_logits(
     mistake: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
     source = open_model(str(family_model.folder))
-    runner = new_runner(source, RUNGS, device)
+    runner = new_runner(source, (), device)
     mistake(monkeypatch)
-    found = differences(runner, new_driver, source)
+    found = differences(runner, new_driver, source, 2)
     assert not all(each < 1e-2 for each in found), found  # or no numbers
