@@ -74,8 +74,10 @@ class Layers:
         return lens.flatten()
 
     def single_runs(self) -> list[Run]:
+        starts = torch.arange(len(self.out) + 1, device="cuda", dtype=torch.int32)
+
         def run(newest: Tensor, kept: Tensor) -> Run:
-            return lambda: mix_single_tokens(self.layer, self.projected, newest, kept, self.rows, self.out)
+            return lambda: mix_single_tokens(self.layer, self.projected, newest, kept, self.rows, starts, self.out)
 
         return [run(*state) for state in self.states]
 

@@ -1,8 +1,8 @@
 """The gated delta rule behind a short convolution (arXiv 2412.06464), for requests with a token, or a row of a few.
 
-Two kernels: the first convolves each channel with the request's newest inputs; the second has a value head's state in
-registers, lets it fade, corrects it, and norms and weighs what the query finds, so that a state is read and written
-once. What decides lies on the device: who has which rows says `slot_rows`.
+Two kernels: the first convolves each channel with the request's newest inputs; the second has a part of a value head's
+state in registers, lets it fade, and corrects it, token by token, so that a state is read and written once; then it
+norms and weighs what queries have found. What decides lies on the device: who has which rows says `slot_rows`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from diptych.kernels.gpu.recurrent.slot_rows import row_of
 from diptych.kernels.slot_rows import SlotRows
 
 CHANNELS_TILE: Final = 512
-NUMBERS_A_WARP: Final = 2048  # of a state: 64 a thread
-MAX_REGISTERS: Final = 128  # of a thread: so that a multiprocessor has two states of 128 x 128
+PARTS: Final = 2  # of a state, whose columns change by themselves: several programs have theirs in a multiprocessor
+NUMBERS_A_WARP: Final = 2048  # of a part: 64 a thread
 PER_ROW: Final = (*PER_REQUEST, "lens")
 UNIT_EPS: Final = tl.constexpr(1e-6)  # added to the square of the length of a query, or key
 
@@ -70,20 +70,21 @@ def mix_single_tokens(
     newest: Tensor,
     kept: Tensor,
     rows: SlotRows,
+    starts: Tensor,
     out: Tensor,
-    starts: Tensor | None = None,
 ) -> None:
     """Mix the tokens of rows with the states of their requests, and bring those up to date, in place.
 
     `projected`: `[num_tokens, channels | gates | numbers of beta | of g]`; `newest`: `[num_slots, num_channels,
     conv_width - 1]`; `kept`: float32 `[num_slots, num_value_heads, key_dim, value_dim]`, each slot dense; `out`:
-    `[num_tokens, num_value_heads * value_dim]`. With `starts`, int32 `[batch_size + 1]`, where each of `rows` has its
-    first token, those that have another number of tokens than one are left alone.
+    `[num_tokens, num_value_heads * value_dim]`. `starts`, int32 `[batch_size + 1]`, says where each of `rows` has its
+    token: a prompt, which has several, is left alone.
     """
     check_step(layer, projected, newest, kept, rows.slots, out)
-    rows.check(len(rows.slots) if starts is not None else len(projected))
+    rows.check(len(starts) - 1)
     mixed = projected.new_empty(len(rows.slots), layer.num_channels)
-    sizes = {"TOKEN": layer.token_size, "CHANNELS": layer.num_channels, "HAS_STARTS": starts is not None}
+    found = torch.empty(len(mixed), layer.num_value_heads, layer.value_dim, dtype=torch.float32, device=out.device)
+    sizes = {"TOKEN": layer.token_size, "CHANNELS": layer.num_channels}
     width = layer.conv.shape[1]
     with torch.cuda.device_of(out):
         convolve_single_kernel[(len(mixed), cdiv(layer.num_channels, CHANNELS_TILE))](
@@ -102,20 +103,21 @@ def mix_single_tokens(
             layer.norm,
             *rows,
             starts,
+            found,
             out,
             layer.key_dim**-0.5,
             layer.eps,
             **sizes,
             **layer.constants,
+            PARTS=PARTS,
             num_warps=warps(layer),
-            maxnreg=MAX_REGISTERS,
         )
 
 
 def warps(layer: DeltaLayer) -> int:
-    """How many warps share a state."""
-    numbers = layer.constants["KEYS"] * layer.constants["VALUES"]
-    return min(16, max(1, numbers // NUMBERS_A_WARP))
+    """How many warps share a part of a state."""
+    numbers = layer.constants["KEYS"] * layer.constants["VALUES"] // PARTS
+    return min(8, max(1, numbers // NUMBERS_A_WARP))
 
 
 def check_step(layer: DeltaLayer, projected: Tensor, newest: Tensor, kept: Tensor, slots: Tensor, out: Tensor) -> None:
@@ -131,14 +133,11 @@ def check_step(layer: DeltaLayer, projected: Tensor, newest: Tensor, kept: Tenso
 
 
 @triton.jit
-def single_token(slots, lens, starts, request, HAS_STARTS: tl.constexpr):
+def single_token(slots, lens, starts, request):
     """Return a row's first token, its slot, and its length, which is 0 where there is nothing to do."""
     slot, length = row_of(slots, lens, request)
-    token = request.to(tl.int64)
-    if HAS_STARTS:
-        token = tl.load(starts + request).to(tl.int64)
-        length = tl.where(tl.load(starts + request + 1) - token == 1, length, 0)
-    return token, slot, length
+    token = tl.load(starts + request).to(tl.int64)
+    return token, slot, tl.where(tl.load(starts + request + 1) - token == 1, length, 0)
 
 
 @triton.jit(do_not_specialize_on_alignment=PER_ROW)
@@ -153,25 +152,22 @@ def convolve_single_kernel(
     mixed,  # [batch_size, CHANNELS]
     TOKEN: tl.constexpr,
     CHANNELS: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    token, slot, length = single_token(slots, lens, starts, row, HAS_STARTS)
+    token, slot, length = single_token(slots, lens, starts, row)
     if length != 0:
         channel = tl.program_id(1) * TILE + tl.arange(0, TILE)
         inside = channel < CHANNELS
         first, old = projected + token * TOKEN + channel, newest + slot * newest_stride + channel * (WIDTH - 1)
         for i in range(tl.abs(length)):
-            given = tl.load(first + i * TOKEN, mask=inside, other=0.0)
-            factor = tl.load(conv + channel * WIDTH + WIDTH - 1, mask=inside, other=0.0)
-            total = given.to(tl.float32) * factor.to(tl.float32)
-            for tap in tl.static_range(WIDTH - 1):
+            total = tl.zeros([TILE], tl.float32)
+            for tap in tl.static_range(WIDTH):
                 value = input_at(first, old, i - (WIDTH - 1) + tap, inside, TOKEN, WIDTH)
-                weight = tl.load(conv + channel * WIDTH + tap, mask=inside, other=0.0)
-                total += value.to(tl.float32) * weight.to(tl.float32)
-            silu = (total / (1.0 + tl.exp(-total))).to(given.dtype)
+                factor = tl.load(conv + channel * WIDTH + tap, mask=inside, other=0.0)
+                total += value.to(tl.float32) * factor.to(tl.float32)
+            silu = (total / (1.0 + tl.exp(-total))).to(mixed.dtype.element_ty)
             tl.store(mixed + (row + i) * CHANNELS + channel, silu, mask=inside)
         if length > 0:
             keep_inputs(first, old, length, inside, TOKEN, WIDTH)
@@ -189,48 +185,64 @@ def delta_single_kernel(
     slots,
     lens,
     starts,
+    found,  # float32 [batch_size, NUM_VALUE_HEADS, VALUE_DIM]
     out,
     scale,
     eps,
     TOKEN: tl.constexpr,
     CHANNELS: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
     NUM_KEY_HEADS: tl.constexpr,
     NUM_VALUE_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    token, slot, length = single_token(slots, lens, starts, row, HAS_STARTS)
+    token, slot, length = single_token(slots, lens, starts, row)
     if length != 0:
-        head, at, column = tl.program_id(1), tl.arange(0, KEYS), tl.arange(0, VALUES)
-        key_head = head // (NUM_VALUE_HEADS // NUM_KEY_HEADS)
-        is_key, is_value = at < KEY_DIM, column < VALUE_DIM
-        inside = is_key[:, None] & is_value[None, :]
-        states = kept + slot * kept_stride + head * (KEY_DIM * VALUE_DIM)
-        place = states + at[:, None] * VALUE_DIM + column[None, :]
-        state = tl.load(place, mask=inside, other=0.0)
-        for i in range(tl.abs(length)):
-            channels, gates = mixed + (row + i) * CHANNELS, projected + (token + i) * TOKEN + CHANNELS
-            query = tl.load(channels + key_head * KEY_DIM + at, mask=is_key, other=0.0).to(tl.float32)
-            key = tl.load(channels + (NUM_KEY_HEADS + key_head) * KEY_DIM + at, mask=is_key, other=0.0).to(tl.float32)
-            query *= scale * tl.rsqrt(tl.sum(query * query, axis=0) + UNIT_EPS)
-            key *= tl.rsqrt(tl.sum(key * key, axis=0) + UNIT_EPS)
-            betas = gates + NUM_VALUE_HEADS * VALUE_DIM + head
-            beta, g = learning(betas, decay + head, decay_bias + head, NUM_VALUE_HEADS)
-            values = channels + 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM
-            value = tl.load(values + column, mask=is_value, other=0.0).to(tl.float32)
-            state *= tl.exp(g)
-            change = beta * (value - tl.sum(state * key[:, None], axis=0))
-            state += key[:, None] * change[None, :]
-            found = tl.sum(state * query[:, None], axis=0)
-            found *= tl.rsqrt(tl.sum(found * found, axis=0) / VALUE_DIM + eps)
-            places = out + ((token + i) * NUM_VALUE_HEADS + head) * VALUE_DIM + column
-            weigh(found, norm + column, gates + head * VALUE_DIM + column, places, is_value)
-        if length > 0:
-            tl.store(place, state, mask=inside)
+        head, at = tl.program_id(1), tl.arange(0, KEYS)
+        key_head, is_key = head // (NUM_VALUE_HEADS // NUM_KEY_HEADS), at < KEY_DIM
+        states = kept + slot * kept_stride + head * (KEY_DIM * VALUE_DIM) + at[:, None] * VALUE_DIM
+        of_head, num_tokens = found + (row * NUM_VALUE_HEADS + head) * VALUE_DIM, tl.abs(length)
+        for part in tl.static_range(PARTS):
+            column = part * (VALUES // PARTS) + tl.arange(0, VALUES // PARTS)
+            is_value = column < VALUE_DIM
+            inside = is_key[:, None] & is_value[None, :]
+            state = tl.load(states + column[None, :], mask=inside, other=0.0)
+            for i in range(num_tokens):
+                channels = mixed + (row + i) * CHANNELS
+                queries = channels + key_head * KEY_DIM + at
+                query = tl.load(queries, mask=is_key, other=0.0).to(tl.float32)
+                key = tl.load(queries + NUM_KEY_HEADS * KEY_DIM, mask=is_key, other=0.0).to(tl.float32)
+                query *= scale * tl.rsqrt(tl.sum(query * query, axis=0) + UNIT_EPS)
+                key *= tl.rsqrt(tl.sum(key * key, axis=0) + UNIT_EPS)
+                betas = projected + (token + i) * TOKEN + CHANNELS + NUM_VALUE_HEADS * VALUE_DIM + head
+                beta, g = learning(betas, decay + head, decay_bias + head, NUM_VALUE_HEADS)
+                values = channels + 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM + column
+                value = tl.load(values, mask=is_value, other=0.0).to(tl.float32)
+                state *= tl.exp(g)
+                change = beta * (value - tl.sum(state * key[:, None], axis=0))
+                state += key[:, None] * change[None, :]
+                result = tl.sum(state * query[:, None], axis=0)
+                tl.store(of_head + i * (NUM_VALUE_HEADS * VALUE_DIM) + column, result, mask=is_value)
+            if length > 0:
+                tl.store(states + column[None, :], state, mask=inside)
+        tl.debug_barrier()  # what other threads have found is read
+        column = tl.arange(0, VALUES)
+        is_value = column < VALUE_DIM
+        for i in range(num_tokens):
+            result = tl.load(of_head + i * (NUM_VALUE_HEADS * VALUE_DIM) + column, mask=is_value, other=0.0)
+            result *= tl.rsqrt(tl.sum(result * result, axis=0) / VALUE_DIM + eps)
+            gates = projected + (token + i) * TOKEN + CHANNELS + head * VALUE_DIM + column
+            weigh(
+                result,
+                norm + column,
+                gates,
+                out + ((token + i) * NUM_VALUE_HEADS + head) * VALUE_DIM + column,
+                is_value,
+            )
 
 
 @triton.jit

@@ -31,8 +31,8 @@ class GpuDeltaRule:
     def mix(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:
         (newest, kept), rows, starts = state, batch.state_rows, batch.extend_starts
         if len(projected) == len(rows.slots):
-            mix_single_tokens(self._layer, projected, newest, kept, rows, out)
+            mix_single_tokens(self._layer, projected, newest, kept, rows, starts, out)
             return
         mix_prompts(self._layer, projected, newest, kept, prompts_of(batch), out)
         if (batch.host.extend_lens == 1).any():
-            mix_single_tokens(self._layer, projected, newest, kept, rows, out, starts)
+            mix_single_tokens(self._layer, projected, newest, kept, rows, starts, out)
