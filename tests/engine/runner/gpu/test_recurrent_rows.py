@@ -14,6 +14,7 @@ from torch import Tensor
 
 from diptych.architectures.recurrent import DeltaNet
 from diptych.checkpoints.source import ModelSource, open_model
+from diptych.engine.attention.staged_batch import single_rows, state_lens
 from diptych.engine.models.arithmetic.cpu_ops import CpuOps
 from diptych.engine.models.arithmetic.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.runner import loaded_model
@@ -24,7 +25,7 @@ from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.late_rows import LateRows, late_tokens
 from diptych.engine.runner.loaded_model import ModelOptions, load_model
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.values.batch import ForwardMode, StateMoves
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, StateMoves
 
 pytestmark = [  # rows that fill up a graph are computed of what was in memory
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
@@ -148,6 +149,24 @@ def test_rows_give_the_logits_of_single_tokens_kernel_by_kernel(
 ) -> None:
     source = open_model(str(family_model.folder))
     assert max(differences(new_runner(source, (), device), new_driver, source)) < 1e-3
+
+
+def test_what_came_true_is_told_with_the_first_of_a_requests_rows_and_lies_where_its_slot_is() -> None:
+    none, pages, lens = np.zeros(0, np.int64), np.zeros((0, 1), np.int32), np.array([1, 3, 2, 1])
+    moves = StateMoves(np.array([5, 0, 3, 1]), none, none, pages, none, pages, np.array([0, 2, 0, 3]))
+    positions = np.arange(7)
+    batch = ForwardBatch(
+        ForwardMode.DECODE, positions, positions, positions, np.zeros((4, 1), np.int32), lens, lens, lens, states=moves
+    )
+    single = single_rows(batch)
+    assert single.states is not None
+    assert single.states.slots.tolist() == [5, 0, 0, 0, 3, 3, 1]
+    assert state_lens(single).tolist() == [1, -3, 0, 0, -2, 0, 1]
+    for told in (moves, single.states):
+        places, slots, row_lens = late_tokens(told, 6)
+        assert places.tolist() == [0, 1, 6, 7, 8]
+        assert slots.tolist() == [0, 0, 1, 1, 1]
+        assert row_lens.tolist() == [2, 0, 3, 0, 0]
 
 
 # mistakes
