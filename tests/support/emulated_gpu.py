@@ -18,10 +18,10 @@ from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner, Recorded
 from diptych.engine.runner.gpu.graphs import Captured, Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
-from diptych.engine.runner.gpu.late_rows import LateRows, staged_nbytes
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.staging import Staging
 from diptych.engine.runner.gpu.step_ends import StepEnds
+from diptych.engine.runner.late_rows import LateRows, staged_nbytes
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.runner.sampling.sampler import sample_step
 from diptych.engine.values.batch import ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult

@@ -162,10 +162,11 @@ def single_rows(batch: ForwardBatch) -> ForwardBatch:
 
 def _of_single_rows(moves: StateMoves, row_lens: I64) -> StateMoves:
     """Return the same of each row of one token. What came true is told with the first of a request."""
-    slots, late_lens = np.repeat(moves.slots, row_lens), moves.late_lens
-    if late_lens is not None:
-        late_lens = np.zeros_like(slots)
-        late_lens[np.cumsum(row_lens) - row_lens] = moves.late_lens
+    slots = np.repeat(moves.slots, row_lens)
+    if moves.late_lens is None:
+        return replace(moves, slots=slots)
+    late_lens = np.zeros_like(slots)
+    late_lens[np.cumsum(row_lens) - row_lens] = moves.late_lens
     return replace(moves, slots=slots, late_lens=late_lens)
 
 

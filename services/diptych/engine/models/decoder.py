@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
@@ -12,11 +12,12 @@ from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.backend import PhasedAttention
-from diptych.engine.attention.staged_batch import StagedBatch, Turn
+from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.arithmetic.axial_rope import AxialRope
 from diptych.engine.models.arithmetic.ops import Ops
 from diptych.engine.models.ends import RELEASED, new_ends
 from diptych.engine.models.layer import Layer, new_layer
+from diptych.engine.models.layers.attention import StateMixer
 from diptych.engine.models.layers.buffers import Buffers, Widths
 from diptych.engine.models.layers.layer_communicator import LayerCommunicator, Stream
 from diptych.engine.models.layers.recurrent import trials
@@ -234,12 +235,9 @@ class Decoder:
         if batch.watcher is not None:
             batch.watcher.behind(index)
 
-    def see(self, late: Turn, states: LayerStates) -> None:
-        """Let the states of all recurrent layers see what came true of the rows that they were given before."""
-        assert self._config.recurrent is not None
-        for index, layer in enumerate(self._layers):
-            if layer.mixer is not None:
-                trials.see(layer.mixer, index, late, states, self._config.recurrent.mixer.out_size)
+    def mixers(self) -> Iterator[tuple[int, StateMixer]]:
+        """Yield what mixes tokens with states, and of which layer."""
+        return ((i, layer.mixer) for i, layer in enumerate(self._layers) if layer.mixer is not None)
 
     def new_buffers(self, num_tokens: int, device: torch.device) -> Buffers:
         """Return what a step of so many tokens needs for its pieces."""

@@ -98,6 +98,7 @@ class SlotStates:
         self._parts = {layer: tuple(found[i * len(parts) : (i + 1) * len(parts)]) for i, layer in enumerate(layers)}
 
         self.row_tokens, self._by_token = row_tokens, by_token
+        self.out_size = config.recurrent.mixer.out_size  # numbers that a layer makes of a token
         size = num_slots * row_tokens if row_tokens > 1 else 0, config.recurrent.mixer.in_size
         self._given = {layer: torch.empty(size, dtype=DTYPES[dtype], device=kv.device) for layer in layers}
 

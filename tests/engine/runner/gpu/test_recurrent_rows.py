@@ -22,7 +22,7 @@ from diptych.engine.runner.backends import choose
 from diptych.engine.runner.gpu import inputs, late_rows
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
-from diptych.engine.runner.gpu.late_rows import LateRows, late_tokens
+from diptych.engine.runner.late_rows import LateRows, late_tokens
 from diptych.engine.runner.loaded_model import ModelOptions, load_model
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, StateMoves

@@ -82,7 +82,8 @@ def of_net(net: DeltaNet, dtype: torch.dtype, device: torch.device) -> tuple[Mix
     def mix(tokens: Tensor, state: tuple[Tensor, ...], rows: SlotRows) -> Tensor:
         out = projected.new_empty(len(tokens), net.out_size)
         starts = torch.arange(len(tokens) + 1, dtype=torch.int32, device=device)
-        mix_single_tokens(layer, projected[tokens], *state, rows, starts, out)
+        newest, kept = state
+        mix_single_tokens(layer, projected[tokens], newest, kept, rows, starts, out)
         return out
 
     newest, kept = (torch.randn(NUM_SLOTS, *part.shape, device=device) for part in net.state_parts)

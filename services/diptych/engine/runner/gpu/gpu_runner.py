@@ -24,9 +24,9 @@ from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.runner.gpu.graphs import Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs
 from diptych.engine.runner.gpu.ladder import NO_SLOT, rung_of, token_rung_of
-from diptych.engine.runner.gpu.late_rows import LateRows
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.step_ends import StepEnds
+from diptych.engine.runner.late_rows import LateRows
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.values.batch import (
     DraftModel,

@@ -17,10 +17,10 @@ from diptych.engine.runner.gpu.gpu_runner import Follower, GpuRunner, LaunchSamp
 from diptych.engine.runner.gpu.graphs import CudaCapture, Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
 from diptych.engine.runner.gpu.ladder import ladder, token_ladder
-from diptych.engine.runner.gpu.late_rows import LateRows, staged_nbytes
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.staging import Staging
 from diptych.engine.runner.kv_pool import DTYPES
+from diptych.engine.runner.late_rows import LateRows, staged_nbytes
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.runner.sampling.gpu_sampler import GpuSampler, pooled_result
 from diptych.engine.values.batch import ForwardBatch, OnLayer, SamplingBatch

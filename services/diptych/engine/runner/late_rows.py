@@ -16,6 +16,7 @@ from torch import Tensor
 from diptych.common.arrays import I32, I64
 from diptych.engine.attention.staged_batch import StagedBatch, Turn, extend_starts
 from diptych.engine.models.decoder import Decoder
+from diptych.engine.models.layers.recurrent.trials import see
 from diptych.engine.runner.gpu.graphs import Graphs
 from diptych.engine.runner.gpu.ladder import NO_SLOT, fill_up
 from diptych.engine.runner.gpu.staging import ALIGNMENT, Staging
@@ -61,7 +62,8 @@ class LateRows:
         self.graphs.capture(rung, lambda: self._see(late))
 
     def _see(self, late: Turn) -> Tensor:
-        self._decoder.see(late, self._states)
+        for layer, mixer in self._decoder.mixers():
+            see(mixer, layer, late, self._states, self._states.out_size)
         return torch.empty(0)
 
     def _staged(self, moves: StateMoves, size: int) -> Turn:
