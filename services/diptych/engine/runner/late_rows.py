@@ -19,7 +19,7 @@ from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.layers.recurrent.trials import see
 from diptych.engine.runner.gpu.graphs import Graphs
 from diptych.engine.runner.gpu.ladder import NO_SLOT, fill_up
-from diptych.engine.runner.gpu.staging import ALIGNMENT, Staging
+from diptych.engine.runner.gpu.staging import ALIGNMENT, Array, Staging
 from diptych.engine.runner.states import SlotStates
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, StateMoves
 
@@ -69,12 +69,12 @@ class LateRows:
     def _staged(self, moves: StateMoves, size: int) -> Turn:
         """Bring there whose the tokens are, as a step of `size` tokens, at addresses that depend on `size` alone."""
         places, slots, lens = late_tokens(moves, self._states.row_tokens)
-        missing = size - len(places)
         host = _single_tokens(size)
-        arrays = [fill_up(places, size), fill_up(slots, size, NO_SLOT), np.pad(lens, (0, missing)), extend_starts(host)]
-        on_device, of_tokens, row_lens, starts = self._staging.upload(arrays)
-        step = StagedBatch(host, *[on_device] * 5, starts, on_device, state_slots=of_tokens, state_lens=row_lens)
-        return Turn(on_device, step)
+        row_lens = np.pad(lens, (0, size - len(lens)))
+        arrays: list[Array] = [fill_up(places, size), fill_up(slots, size, NO_SLOT), row_lens, extend_starts(host)]
+        at, of_tokens, of_rows, starts = self._staging.upload(arrays)
+        step = StagedBatch(host, at, at, at, at, at, starts, at, state_slots=of_tokens, state_lens=of_rows)
+        return Turn(at, step)
 
 
 def late_tokens(moves: StateMoves, row_tokens: int) -> tuple[I64, I64, I32]:

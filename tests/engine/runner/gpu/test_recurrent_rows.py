@@ -17,9 +17,9 @@ from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.attention.staged_batch import single_rows, state_lens
 from diptych.engine.models.arithmetic.cpu_ops import CpuOps
 from diptych.engine.models.arithmetic.delta_rule import DeltaRule, DeltaWeights
-from diptych.engine.runner import loaded_model
+from diptych.engine.runner import late_rows, loaded_model
 from diptych.engine.runner.backends import choose
-from diptych.engine.runner.gpu import inputs, late_rows
+from diptych.engine.runner.gpu import inputs
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.late_rows import LateRows, late_tokens
