@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 from device_clock import seconds_eager
-from draft_speed import CONTEXT_LEN, PAGE_SIZE, Side, measure, texts_of
-from llama_8b import model_folder
+from draft_speed import PAGE_SIZE, Side, measure, texts_of
+from llama_8b import CONTEXT_LEN, model_folder
 from model_steps import DEVICE, MAX_REQUESTS, MAX_STEP_TOKENS
 from report import Report, arguments
 
@@ -82,8 +82,9 @@ def main() -> None:
         per_state = pages_per_state(source.config, 1, "bfloat16", layout)
         num_pages = 1 + MAX_REQUESTS * (TEXT_PAGES + STATES * per_state)
         layout = ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE_SIZE, dtype="bfloat16")
-        rows = {"max_requests": MAX_REQUESTS + PROMPT_ROWS, "row_tokens": 1 + MAX_ROW_DRAFTS}
-        model = load_model(source, new_kv(layout, DEVICE), ModelOptions(dtype="bfloat16", **rows))
+        slots, row_tokens = MAX_REQUESTS + PROMPT_ROWS, 1 + MAX_ROW_DRAFTS
+        load_options = ModelOptions("bfloat16", max_requests=slots, row_tokens=row_tokens)
+        model = load_model(source, new_kv(layout, DEVICE), load_options)
         runner = new_runner(model, limits, DEVICE, with_graphs=True)
         sides = {speculate: Side(runner, speculate, num_pages, per_state) for speculate in ("off", "suffix")}
         for size in SIZES[:1] if options.quick else SIZES:

@@ -12,11 +12,9 @@ import torch
 from emulated_gpu import Recorder, emulated_runner
 from torch import Tensor
 
-from diptych.architectures.recurrent import DeltaNet
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.attention.staged_batch import single_rows, state_lens
 from diptych.engine.models.arithmetic.cpu_ops import CpuOps
-from diptych.engine.models.arithmetic.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.runner import late_rows, loaded_model
 from diptych.engine.runner.backends import choose
 from diptych.engine.runner.gpu import inputs
@@ -60,14 +58,9 @@ def with_kernels_of_states(*arguments: Any) -> Any:
     from diptych.engine.models.arithmetic.gpu_delta_rule import GpuDeltaRule
     from diptych.engine.models.arithmetic.gpu_state_rules import TritonStateRules
 
-    class KernelOps(CpuOps):
-        state_rules = TritonStateRules()
-        mixes_by_token = False
-
-        def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
-            return GpuDeltaRule(net, weights)
-
-    return replace(choose(*arguments), ops=KernelOps())
+    ops = CpuOps()
+    vars(ops).update(state_rules=TritonStateRules(), mixes_by_token=False, delta_rule=GpuDeltaRule)
+    return replace(choose(*arguments), ops=ops)
 
 
 def new_runner(source: ModelSource, rungs: tuple[int, ...], device: torch.device) -> GpuRunner:
@@ -207,8 +200,7 @@ def of_another_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tried_on_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows bring their slots up to date, wrong guesses and all."""
-    real = inputs.state_lens
-    monkeypatch.setattr(inputs, "state_lens", lambda batch: abs(real(batch)))
+    monkeypatch.setattr(inputs, "state_lens", lambda batch: abs(state_lens(batch)))
 
 
 def not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
