@@ -21,7 +21,7 @@ from diptych.kernels.gpu.recurrent.short_conv_step import input_at, keep_inputs
 from diptych.kernels.gpu.recurrent.slot_rows import row_of
 from diptych.kernels.slot_rows import SlotRows
 
-CHANNELS_TILE: Final = 512
+CHANNELS_TILE: Final = 128
 PARTS: Final = 2  # of a state, whose columns change by themselves: several programs have theirs in a multiprocessor
 NUMBERS_A_WARP: Final = 2048  # of a part: 64 a thread
 PER_ROW: Final = (*PER_REQUEST, "lens")
