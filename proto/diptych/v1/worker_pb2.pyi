@@ -564,14 +564,16 @@ class DraftCounts(_message.Message):
     def __init__(self, source: _Optional[str] = ..., verified: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Computing(_message.Message):
-    __slots__ = ("device", "kv_dtype", "tp")
+    __slots__ = ("device", "kv_dtype", "tp", "pp")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
     TP_FIELD_NUMBER: _ClassVar[int]
+    PP_FIELD_NUMBER: _ClassVar[int]
     device: str
     kv_dtype: str
     tp: int
-    def __init__(self, device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., tp: _Optional[int] = ...) -> None: ...
+    pp: int
+    def __init__(self, device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., tp: _Optional[int] = ..., pp: _Optional[int] = ...) -> None: ...
 
 class StepModel(_message.Message):
     __slots__ = ("step", "row", "context", "prompt_step", "prompt_token", "prompt_pair", "prompt", "steps", "median_error", "p90_error", "time_ratio", "unidentified", "largest", "launch")
