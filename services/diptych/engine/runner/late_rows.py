@@ -62,8 +62,9 @@ class LateRows:
         self.graphs.capture(rung, lambda: self._see(late))
 
     def _see(self, late: Turn) -> Tensor:
-        for layer, mixer in self._decoder.mixers():
-            see(mixer, layer, late, self._states, self._states.out_size)
+        for index, layer in enumerate(self._decoder.layers):
+            if layer.mixer is not None:
+                see(layer.mixer, index, late, self._states, self._states.out_size)
         return torch.empty(0)
 
     def _staged(self, moves: StateMoves, size: int) -> Turn:
