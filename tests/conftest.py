@@ -39,8 +39,14 @@ ALONE: Final = (
     *("chaos", "cli", "kvtransfer", "engine/scheduler/links/test_tester", "pd/test_processes"),
     *(
         f"platform/test_{what}"
-        for what in ("disturbances", "drain", "frozen", "health", "kv_require", "links", "roles")
+        for what in ("disturbances", "drain", "frozen", "kv_require", "links", "roles")
     ),
+)
+SMALL_MODEL: Final = (  # one worker starts the platform of the small model that these leave as they found it
+    *("platform/test_anthropic_client", "platform/test_bad_input", "platform/test_disconnects", "platform/test_grpc"),
+    *("platform/test_health", "platform/test_language", "platform/test_open", "platform/test_parity"),
+    *("platform/test_ports", "platform/test_sampling", "platform/test_structured_output"),
+    "platform/test_tokenize_at_worker",
 )
 FAMILIES: Final = (  # one worker makes their models, each once
     *("engine/runner/test_families", "engine/runner/test_families_on_gpus", "engine/runner/gpu/test_piece_graphs"),
@@ -59,6 +65,8 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         module = nodeid.partition("::")[0].removeprefix("tests/").removesuffix(".py")
         if module.startswith(ALONE):
             return "alone"
+        if module.startswith(SMALL_MODEL):
+            return "small model"
         return "families" if module in FAMILIES else module
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ from diptych.v1 import bootstrap_pb2
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
 Platform = Any
+DEEP = pytest.mark.skipif(not os.environ.get("DIPTYCH_DEEP_CHECKS"), reason="test_pipeline.py kills a rank of prefill")
 PAGE = 16
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 PROMPTS = [[first, *range(20 * first)] for first in range(16)]
@@ -78,7 +80,7 @@ def instance(platform: Platform, role: int) -> int:
     return next((each.instance_id for each in ready if each.role == role), 0)
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("role", [pytest.param("prefill", marks=DEEP), "decode"])
 def test_a_dead_rank_ends_its_worker_whose_successor_serves(
     platform: Platform, expected: list[tuple[int, ...]], role: str, wait_until: Callable[..., Any]
 ) -> None:
