@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -12,7 +12,6 @@ from diptych.common.errors import DiptychError
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.engine.frontend.scheduler_client import SchedulerDied
 
-ONE = EngineOptions(kv_cache_mib=4, max_step_tokens=64)
 TWO = EngineOptions(kv_cache_mib=4, max_step_tokens=64, dp=2)
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 ENDLESS = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
@@ -26,9 +25,8 @@ def pair(tiny_folder: Path) -> Iterator[Engine]:
         yield engine
 
 
-def test_two_groups_give_what_one_gives(tiny_folder: Path, pair: Engine) -> None:
-    with Engine(str(tiny_folder), ONE) as single:
-        expected = [each.token_ids for each in single.generate_batch(PROMPTS, GREEDY)]
+def test_two_groups_give_what_one_gives(tiny_folder: Path, reference: Callable[..., Engine], pair: Engine) -> None:
+    expected = [each.token_ids for each in reference(tiny_folder).generate_batch(PROMPTS, GREEDY)]
     assert [each.token_ids for each in pair.generate_batch(PROMPTS, GREEDY)] == expected
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +30,10 @@ def pair(tiny_folder: Path) -> Iterator[Engine]:
         yield engine
 
 
-def test_a_pair_gives_what_one_scheduler_gives(tiny_folder: Path, pair: Engine) -> None:
-    with Engine(str(tiny_folder), OPTIONS) as alone:
-        expected = alone.generate_batch(PROMPTS, MEASURED)
+def test_a_pair_gives_what_one_scheduler_gives(
+    tiny_folder: Path, reference: Callable[..., Engine], pair: Engine
+) -> None:
+    expected = reference(tiny_folder).generate_batch(PROMPTS, MEASURED)
     made = pair.generate_batch(PROMPTS, MEASURED)
     assert [each.token_ids for each in made] == [each.token_ids for each in expected]
     for one, other in zip(made, expected, strict=True):

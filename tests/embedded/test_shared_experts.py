@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,24 +20,31 @@ LONG = [7, 9, *range(300)]
 ONE = EngineOptions(kv_cache_mib=1, page_size=8, max_step_tokens=32)
 
 
-def tokens(folder: Path, options: EngineOptions) -> list[tuple[int, ...]]:
+def tokens(engine: Engine) -> list[tuple[int, ...]]:
+    alone = [engine.generate(prompt, GREEDY).token_ids for prompt in (LONG, PROMPTS[-1])]  # the others are idle
+    found = [engine.generate_batch(PROMPTS, params) for params in (GREEDY, SEEDED)]
+    return alone + [each.token_ids for answers in found for each in answers]
+
+
+def tokens_of(folder: Path, options: EngineOptions) -> list[tuple[int, ...]]:
     with Engine(str(folder), options, dispatch="round_robin") as engine:
-        alone = [engine.generate(prompt, GREEDY).token_ids for prompt in (LONG, PROMPTS[-1])]  # the others are idle
-        found = [engine.generate_batch(PROMPTS, params) for params in (GREEDY, SEEDED)]
-        return alone + [each.token_ids for answers in found for each in answers]
+        return tokens(engine)
 
 
-def test_schedulers_that_share_experts_give_the_tokens_of_one(tiny_experts_folder: Path) -> None:
+def test_schedulers_that_share_experts_give_the_tokens_of_one(
+    tiny_experts_folder: Path, reference: Callable[..., Engine]
+) -> None:
     """Three experts on two ranks. Steps of a long prompt have so many rows that ranks count them."""
-    large = replace(ONE, max_step_tokens=512)
-    options = replace(large, dp=2, dp_attention=True)
-    assert tokens(tiny_experts_folder, options) == tokens(tiny_experts_folder, large)
+    options = replace(ONE, max_step_tokens=512, dp=2, dp_attention=True)
+    assert tokens_of(tiny_experts_folder, options) == tokens(reference(tiny_experts_folder))
 
 
-def test_experts_move_to_other_ranks_while_they_serve_and_some_are_on_two(tiny_latent_experts_folder: Path) -> None:
+def test_experts_move_to_other_ranks_while_they_serve_and_some_are_on_two(
+    tiny_latent_experts_folder: Path, reference: Callable[..., Engine]
+) -> None:
     """Each 5th step, by what was counted: the tokens stay those of one process."""
     options = replace(ONE, dp=2, dp_attention=True, redundant_experts=2, rebalance_experts=5)
-    assert tokens(tiny_latent_experts_folder, options) == tokens(tiny_latent_experts_folder, ONE)
+    assert tokens_of(tiny_latent_experts_folder, options) == tokens(reference(tiny_latent_experts_folder))
 
 
 def test_the_death_of_one_scheduler_ends_the_other_and_no_request_waits_for_ever(tiny_experts_folder: Path) -> None:
@@ -53,7 +61,7 @@ def test_the_death_of_one_scheduler_ends_the_other_and_no_request_waits_for_ever
 
 
 def test_two_ranks_of_two_schedulers_share_experts_and_latents_are_of_each_scheduler(
-    tiny_latent_experts_folder: Path,
+    tiny_latent_experts_folder: Path, reference: Callable[..., Engine]
 ) -> None:
     options = replace(ONE, dp=2, tp=2, dp_attention=True)
-    assert tokens(tiny_latent_experts_folder, options) == tokens(tiny_latent_experts_folder, ONE)
+    assert tokens_of(tiny_latent_experts_folder, options) == tokens(reference(tiny_latent_experts_folder))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,9 +34,9 @@ def ranked(tiny_folder: Path) -> Iterator[Engine]:
         yield engine
 
 
-def test_two_ranks_give_the_tokens_of_one(tiny_folder: Path, ranked: Engine) -> None:
-    with Engine(str(tiny_folder), options(1)) as alone:
-        expected = [tokens(alone, params) for params in (GREEDY, SEEDED, GREEDY)]
+def test_two_ranks_give_the_tokens_of_one(tiny_folder: Path, reference: Callable[..., Engine], ranked: Engine) -> None:
+    alone = reference(tiny_folder)
+    expected = [tokens(alone, params) for params in (GREEDY, SEEDED, GREEDY)]
     assert [tokens(ranked, params) for params in (GREEDY, SEEDED, GREEDY)] == expected
     assert len({psutil.Process(pid).pid for pid in ranked.scheduler_pids}) == 2
 

@@ -19,6 +19,7 @@ import grpc
 import openai
 import psutil
 import pytest
+from reference_engines import reference_engines
 
 from diptych.cli.platform.local_platforms import LocalPlatform, running, runtime_folder
 from diptych.common.members.roles import WORKER_ROLES
@@ -26,6 +27,7 @@ from diptych.common.net.ports import free_port
 from diptych.common.net.rpc import open_sync_channel
 from diptych.common.trust.tokens import TOKEN_VARIABLE
 from diptych.common.trust.trust import Trust, TrustConfig
+from diptych.engine import Engine
 from diptych.v1 import admin_pb2, admin_pb2_grpc, bootstrap_pb2, bootstrap_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 START_TIMEOUT_S = 300.0
@@ -211,6 +213,13 @@ class Platform:
             for process in self.tree():
                 process.kill()
             raise
+
+
+@pytest.fixture(scope="package")
+def reference() -> Iterator[Callable[..., Engine]]:
+    """`reference(folder, **options)`: an engine of one process, whose tokens those of a platform are."""
+    with reference_engines() as engine_of:
+        yield engine_of
 
 
 @pytest.fixture(scope="session", name="wait_for")

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine import Engine, SamplingParams
 from diptych.v1 import bootstrap_pb2
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
@@ -36,9 +36,8 @@ def start(start_platform: Start, monkeypatch: pytest.MonkeyPatch) -> Start:
     return start
 
 
-def tokens_of_one_process(folder: Path) -> list[tuple[int, ...]]:
-    with Engine(str(folder), EngineOptions(kv_cache_mib=8)) as engine:
-        return [each.token_ids for each in engine.generate_batch(PROMPTS, GREEDY)]
+def tokens_of_one_process(engine: Engine) -> list[tuple[int, ...]]:
+    return [each.token_ids for each in engine.generate_batch(PROMPTS, GREEDY)]
 
 
 def tokens(platform: Platform) -> list[tuple[int, ...]]:
@@ -74,11 +73,11 @@ def ready_prefill(platform: Platform) -> int:
 
 
 def test_unlike_stages_prefill_for_two_ranks_that_hold_all_and_end_together_when_one_dies(
-    start: Start, tiny_latent_experts_folder: Path, wait_until: Callable[..., Any]
+    start: Start, tiny_latent_experts_folder: Path, reference: Callable[..., Engine], wait_until: Callable[..., Any]
 ) -> None:
     """Three layers of latents on two stages, to pages of another size."""
     folder = tiny_latent_experts_folder
-    platform, expected = start(folder, "--pp 2", "--tp 2 --page-size 8"), tokens_of_one_process(folder)
+    platform, expected = start(folder, "--pp 2", "--tp 2 --page-size 8"), tokens_of_one_process(reference(folder))
     for _ in range(2):  # the second time prefixes are cached on both sides
         assert tokens(platform) == expected
     refused = update_weights(platform, folder)
@@ -96,7 +95,9 @@ def test_unlike_stages_prefill_for_two_ranks_that_hold_all_and_end_together_when
 
 
 @pytest.mark.skipif(not os.environ.get("DIPTYCH_DEEP_CHECKS"), reason="tests/kvtransfer/test_stages.py shows the parts")
-def test_two_stages_of_two_ranks_prefill_for_a_worker_of_one(start: Start, tiny_experts_folder: Path) -> None:
+def test_two_stages_of_two_ranks_prefill_for_a_worker_of_one(
+    start: Start, tiny_experts_folder: Path, reference: Callable[..., Engine]
+) -> None:
     platform = start(tiny_experts_folder, "--pp 2 --tp 2", "--tp 1")
-    assert tokens(platform) == tokens_of_one_process(tiny_experts_folder)
+    assert tokens(platform) == tokens_of_one_process(reference(tiny_experts_folder))
     platform.assert_clean()

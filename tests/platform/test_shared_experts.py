@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine import Engine, SamplingParams
 from diptych.v1 import bootstrap_pb2
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
@@ -33,10 +33,9 @@ def platform(start_shared: Callable[..., Platform], tiny_latent_experts_folder: 
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_latent_experts_folder: Path) -> list[tuple[int, ...]]:
+def expected(tiny_latent_experts_folder: Path, reference: Callable[..., Engine]) -> list[tuple[int, ...]]:
     """One process has everything."""
-    with Engine(str(tiny_latent_experts_folder), EngineOptions(kv_cache_mib=8)) as engine:
-        return [each.token_ids for each in engine.generate_batch(PROMPTS, GREEDY)]
+    return [each.token_ids for each in reference(tiny_latent_experts_folder).generate_batch(PROMPTS, GREEDY)]
 
 
 def complete_all(platform: Platform) -> list[tuple[int, ...]]:
