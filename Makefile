@@ -79,7 +79,8 @@ fuzz: .venv/dev.stamp
 		tests/common/trust/test_certificate.py tests/router/test_openapi.py tests/kernels \
 		tests/pd/test_protocol.py tests/pd/test_protocol_states.py tests/pd/test_protocol_conversions.py tests/pd/test_workload.py \
 		tests/platform/test_layouts.py tests/platform/test_images.py tests/platform/test_pipeline.py \
-		tests/platform/test_tensor_parallel.py tests/platform/test_shared_experts.py tests/chaos/test_chaos.py $(ARGS)
+		tests/platform/test_tensor_parallel.py tests/platform/test_shared_experts.py \
+		tests/embedded/test_engine_adapters.py tests/embedded/test_file_cache.py tests/chaos/test_chaos.py $(ARGS)
 
 # Container images, by docker or buildah: docs/operations/images.md. IMAGES="sim cpu cuda": which.
 images:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -43,7 +44,8 @@ def test_a_stream_that_is_left_is_aborted_in_its_group(pair: Engine) -> None:
 
 
 def test_a_group_that_dies_takes_only_its_own_requests_and_the_last_one_ends_the_engine(tiny_folder: Path) -> None:
-    with Engine(str(tiny_folder), TWO, dispatch="round_robin") as engine:
+    simulated = replace(TWO, device="sim", sim_timing=("step=2000",))
+    with Engine(str(tiny_folder), simulated, dispatch="round_robin") as engine:
         cached = [engine.generate(LONG, GREEDY).cached_tokens for _ in range(4)]
         assert cached == [0, 0, 32, 32]  # in turns, and each has a cache of its own
         expected = [*engine.generate([1, 2, 3], ENDLESS).token_ids]

@@ -72,13 +72,12 @@ def test_what_tokens_look_at_is_not_told_where_each_process_has_some_layers(stag
         staged.generate([1, 2, 3], replace(GREEDY, attention=AttentionWish()))
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_dead_stage_ends_all_at_once_and_requests_are_answered(tiny_folder: Path, victim: int) -> None:
-    with Engine(str(tiny_folder), replace(ONE, pp=2)) as engine:
-        processes = [psutil.Process(pid) for pid in engine.scheduler_pids]
-        stream = engine.stream([1, 2, 3], replace(GREEDY, max_tokens=400))
-        next(stream)
-        processes[victim].kill()
-        with pytest.raises(SchedulerDied, match=f"rank {victim} ended with code -9"):
-            list(stream)
-        assert not any(process.is_running() for process in processes)
+def test_a_dead_stage_ends_all_at_once_and_requests_are_answered(staged: Engine) -> None:
+    """The last test of its engine. (`test_tensor_parallel.py` kills the other rank.)"""
+    processes = [psutil.Process(pid) for pid in staged.scheduler_pids]
+    stream = staged.stream([1, 2, 3], replace(GREEDY, max_tokens=400))
+    next(stream)
+    processes[1].kill()
+    with pytest.raises(SchedulerDied, match="rank 1 ended with code -9"):
+        list(stream)
+    assert not any(process.is_running() for process in processes)

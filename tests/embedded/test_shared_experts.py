@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,12 +31,18 @@ def tokens_of(folder: Path, options: EngineOptions) -> list[tuple[int, ...]]:
         return tokens(engine)
 
 
-def test_schedulers_that_share_experts_give_the_tokens_of_one(
-    tiny_experts_folder: Path, reference: Callable[..., Engine]
-) -> None:
+@pytest.fixture(scope="module")
+def sharing(tiny_experts_folder: Path) -> Iterator[Engine]:
     """Three experts on two ranks. Steps of a long prompt have so many rows that ranks count them."""
     options = replace(ONE, max_step_tokens=512, dp=2, dp_attention=True)
-    assert tokens_of(tiny_experts_folder, options) == tokens(reference(tiny_experts_folder))
+    with Engine(str(tiny_experts_folder), options, dispatch="round_robin") as engine:
+        yield engine
+
+
+def test_schedulers_that_share_experts_give_the_tokens_of_one(
+    tiny_experts_folder: Path, reference: Callable[..., Engine], sharing: Engine
+) -> None:
+    assert tokens(sharing) == tokens(reference(tiny_experts_folder))
 
 
 def test_experts_move_to_other_ranks_while_they_serve_and_some_are_on_two(
@@ -47,21 +53,21 @@ def test_experts_move_to_other_ranks_while_they_serve_and_some_are_on_two(
     assert tokens_of(tiny_latent_experts_folder, options) == tokens(reference(tiny_latent_experts_folder))
 
 
-def test_the_death_of_one_scheduler_ends_the_other_and_no_request_waits_for_ever(tiny_experts_folder: Path) -> None:
-    with Engine(str(tiny_experts_folder), replace(ONE, dp=2, dp_attention=True)) as engine:
-        processes = [psutil.Process(pid) for pid in engine.scheduler_pids]
-        stream = engine.stream(PROMPTS[0], replace(GREEDY, max_tokens=400))
-        next(stream)
-        processes[1].kill()
-        with pytest.raises((SchedulerDied, InternalError), match=r"died|ended"):
-            list(stream)
-        with pytest.raises(SchedulerDied):
-            engine.generate(PROMPTS[1], GREEDY)
-        assert not any(process.is_running() for process in processes)
-
-
 def test_two_ranks_of_two_schedulers_share_experts_and_latents_are_of_each_scheduler(
     tiny_latent_experts_folder: Path, reference: Callable[..., Engine]
 ) -> None:
     options = replace(ONE, dp=2, tp=2, dp_attention=True)
     assert tokens_of(tiny_latent_experts_folder, options) == tokens(reference(tiny_latent_experts_folder))
+
+
+def test_the_death_of_one_scheduler_ends_the_other_and_no_request_waits_for_ever(sharing: Engine) -> None:
+    """The last test of its engine."""
+    processes = [psutil.Process(pid) for pid in sharing.scheduler_pids]
+    stream = sharing.stream(PROMPTS[0], replace(GREEDY, max_tokens=400))
+    next(stream)
+    processes[1].kill()
+    with pytest.raises((SchedulerDied, InternalError), match=r"died|ended"):
+        list(stream)
+    with pytest.raises(SchedulerDied):
+        sharing.generate(PROMPTS[1], GREEDY)
+    assert not any(process.is_running() for process in processes)
