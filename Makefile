@@ -8,7 +8,7 @@
 PYTHON ?= python3
 ARGS ?=
 IMAGES ?= sim cpu
-PARALLEL ?= -n 2
+PARALLEL ?= -n 3
 PIP_ARGS ?=
 SIGN ?=
 TORCH_LOCK ?=
@@ -35,7 +35,8 @@ serve: .venv/serve.stamp
 
 # Compiled once for all processes that tests start, whatever the environment says.
 test: export PYTHONDONTWRITEBYTECODE :=
-# Two at a time; tests that need the machine to themselves run one after another (tests/conftest.py). `PARALLEL=`: one.
+# Three at a time, for two cores: one of them waits more than it computes. Tests that measure run one after another
+# (tests/conftest.py). `PARALLEL=`: one.
 # Linters need one core for a minute and run beside the tests; what they find is told last.
 test: .venv/dev.stamp .nixl/stamp .helm/stamp
 	@$(MAKE) --no-print-directory lint > .venv/lint.log 2>&1 & lint=$$!; \
