@@ -104,6 +104,7 @@ def test_latents_which_all_ranks_hold_are_handed_over_to_more_ranks(
     assert_handed_over_whole(start, tiny_latent_folder, reference, "--tp 1", "--tp 2 --page-size 8")
 
 
+@DEEP
 def test_index_keys_are_handed_over_with_latents_to_other_pages_and_fewer_ranks(
     start: Any, tiny_sparse_folder: Path, reference: Callable[..., Engine]
 ) -> None:
