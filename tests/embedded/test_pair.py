@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import psutil
@@ -98,6 +99,11 @@ def test_pairs_take_turns_and_one_that_lost_its_half_serves_no_more() -> None:
         with pytest.raises(DiptychError, match=r"ended with code -9|lost the link to the decode worker"):
             list(stream)  # its peer may notice first
         with pytest.raises(SchedulerDied, match="ended with code -9"):
-            while True:
-                with suppress(AttemptsFailed):
-                    engine.generate(prompt, GREEDY)
+            ask_on(engine, prompt)
+
+
+def ask_on(engine: Engine, prompt: list[int]) -> NoReturn:
+    """Ask until the engine is known to have ended; until then attempts fail by their links."""
+    while True:
+        with suppress(AttemptsFailed):
+            engine.generate(prompt, GREEDY)

@@ -87,7 +87,7 @@ def test_a_listener_ends_up_with_the_same_set(steps: list[int | str | tuple[int,
             case int():
                 changes.store([step])
                 actual[step] = 0
-            case (page_hash, level) if page_hash in actual:
+            case (page_hash, level) if actual.get(page_hash, level) != level:
                 changes.move([page_hash], level)
                 actual[page_hash] = level
             case (_, _):
