@@ -48,7 +48,7 @@ def kernels() -> Iterator[Kernel]:
         latent_merge_kernel,
         {**PARTS, "seq_lens": "*i32", "out": "*bf16", "batch_size": "i32", "out_stride": "i32", "num_workers": "i32"}
         | {"value_scale": "fp32"},
-        {"NUM_HEADS": 128, "DIM": 512, "DIM_BLOCK": 512, "BLOCK": 64, "BATCH": 256},
+        {"NUM_HEADS": 128, "DIM": 512, "DIM_BLOCK": 512, "BLOCK": 64, "BATCH": 256, "TOGETHER": 2},
         ANY_NUMBER,
         loads=frozenset({"v4.b32"}),  # of the parts
     )

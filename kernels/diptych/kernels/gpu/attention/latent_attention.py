@@ -8,7 +8,7 @@ recorded in CUDA graphs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import triton
@@ -23,12 +23,17 @@ from diptych.kernels.gpu.attention.decode_attention import (
     MIN_HEADS,
     product_dtype,
 )
+from diptych.kernels.gpu.attention.hopper_latent import attend as hopper_latent
+from diptych.kernels.gpu.attention.hopper_latent import serves
 from diptych.kernels.gpu.attention.latent_attention_kernels import (
     latent_decode_kernel,
     latent_extend_kernel,
     latent_merge_kernel,
 )
 from diptych.kernels.gpu.grid import cdiv, power_of_two
+
+MANY_HEADS: Final = 2048  # of all requests: programs that fill an H200
+Parts = tuple[Tensor, Tensor, Tensor]  # values, maxima and sums that shares leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,22 @@ def latent_splits(shape: LatentShape, batch: int, max_seq_len: int, num_sms: int
     return max(1, min(at_once, batch * cdiv(max_seq_len, tile.block)))
 
 
+@dataclass(frozen=True, slots=True)
+class MergeLaunch:
+    """What a program that adds up parts has."""
+
+    dims: int
+    parts: int  # that are read at once
+    num_warps: int
+
+
+def merge_launch(shape: LatentShape, batch: int) -> MergeLaunch:
+    """Few heads have many parts each, of which many are read at once; many heads are programs enough with a few."""
+    if batch * shape.num_heads < MANY_HEADS:
+        return MergeLaunch(min(128, power_of_two(shape.rank)), 32, 4)
+    return MergeLaunch(power_of_two(shape.rank), 2, 1)
+
+
 def latent_decode(
     q: Tensor,
     kv_layer: Tensor,
@@ -149,46 +170,103 @@ def latent_decode(
     once compiled, and may be captured: a replay reads the `seq_lens` of its own time.
     """
     _check(q, kv_layer, page_table, seq_lens, out, shape)
-    batch, kv = len(q), _entries(kv_layer)
     assert len(workspace.maxima) >= 2 * num_splits, (workspace.maxima.shape, num_splits)
     parts = workspace.values, workspace.maxima, workspace.sums
-    constants = shape.decode_constants(batch)
+    attend = _attend_on_hopper if serves((shape.rank, shape.rope_dim), q.dtype, kv_layer) else _attend
     with torch.cuda.device_of(q):
-        latent_decode_kernel[(num_splits * shape.head_tiles,)](
-            q,
-            kv,
-            page_table,
-            seq_lens,
-            out,
-            *parts,
-            batch,
-            q.stride(0),
-            out.stride(0),
-            page_table.stride(0),
-            kv.stride(0),
-            kv.stride(2),
-            num_splits,
-            scale * kv_scale * LOG2_E,
-            kv_scale,
-            **constants,
-            COMPILED=not triton.knobs.runtime.interpret,
-            num_warps=shape.decode_tile.num_warps,
-        )
-        latent_merge_kernel[(batch, shape.num_heads)](
-            *parts,
-            seq_lens,
-            out,
-            batch,
-            out.stride(0),
-            num_splits,
-            kv_scale,
-            NUM_HEADS=shape.num_heads,
-            DIM=shape.rank,
-            DIM_BLOCK=power_of_two(shape.rank),
-            BLOCK=shape.decode_tile.block,
-            BATCH=_batch_block(batch),
-            num_warps=4,
-        )
+        attend(q, kv_layer, page_table, seq_lens, out, parts, shape, scale * kv_scale * LOG2_E, kv_scale, num_splits)
+        merge_parts(parts, seq_lens, out, shape, kv_scale, num_splits, merge_launch(shape, len(q)))
+
+
+def _attend_on_hopper(
+    q: Tensor,
+    kv_layer: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    parts: Parts,
+    shape: LatentShape,
+    score_scale: float,
+    value_scale: float,
+    num_splits: int,
+) -> None:
+    hopper_latent(
+        q,
+        kv_layer,
+        page_table,
+        seq_lens,
+        out,
+        parts,
+        head_tiles=shape.head_tiles,
+        score_scale=score_scale,
+        value_scale=value_scale,
+        num_splits=num_splits,
+        batch_block=_batch_block(len(q)),
+    )
+
+
+def _attend(
+    q: Tensor,
+    kv_layer: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    parts: Parts,
+    shape: LatentShape,
+    score_scale: float,
+    value_scale: float,
+    num_splits: int,
+) -> None:
+    kv = _entries(kv_layer)
+    latent_decode_kernel[(num_splits * shape.head_tiles,)](
+        q,
+        kv,
+        page_table,
+        seq_lens,
+        out,
+        *parts,
+        len(q),
+        q.stride(0),
+        out.stride(0),
+        page_table.stride(0),
+        kv.stride(0),
+        kv.stride(2),
+        num_splits,
+        score_scale,
+        value_scale,
+        **shape.decode_constants(len(q)),
+        COMPILED=not triton.knobs.runtime.interpret,
+        num_warps=shape.decode_tile.num_warps,
+    )
+
+
+def merge_parts(
+    parts: Parts,
+    seq_lens: Tensor,
+    out: Tensor,
+    shape: LatentShape,
+    value_scale: float,
+    num_splits: int,
+    launch: MergeLaunch,
+) -> None:
+    """Add up what shares left of requests, into `out`."""
+    batch = len(seq_lens)
+    latent_merge_kernel[(batch, shape.num_heads, cdiv(shape.rank, launch.dims))](
+        *parts,
+        seq_lens,
+        out,
+        batch,
+        out.stride(0),
+        num_splits,
+        value_scale,
+        NUM_HEADS=shape.num_heads,
+        DIM=shape.rank,
+        DIM_BLOCK=launch.dims,
+        BLOCK=shape.decode_tile.block,
+        BATCH=_batch_block(batch),
+        TOGETHER=launch.parts,
+        num_warps=launch.num_warps,
+    )
 
 
 def latent_extend(

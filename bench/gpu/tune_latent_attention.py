@@ -1,0 +1,210 @@
+"""How decode steps' attention to latents is launched best: microseconds of each candidate, right ones alone.
+
+Each candidate is compared with float32 attention of torch first, over requests of several lengths whose pages end in
+values that are not numbers; then it is timed over the cases of `latent_attention.py`, with the merge and without.
+
+    python bench/gpu/tune_latent_attention.py [--quick] [--json] [--only TEXT]
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from device_clock import seconds_each
+from latent_attention import RANK, ROPE_DIM, SCALE, Pool
+from report import Report, arguments
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+from warm_cache import in_processes
+
+from diptych.kernels.gpu.attention import hopper_latent, latent_attention
+from diptych.kernels.gpu.attention.decode_attention import LOG2_E
+from diptych.kernels.gpu.attention.latent_attention import LatentWorkspace, MergeLaunch, latent_splits
+
+CONTEXT_LEN: Final = 163_840
+CASES: Final = tuple(
+    (kind, heads, *case)
+    for kind, heads in (("bf16", 128), ("bf16", 16), ("fp8", 128), ("fp8", 16))
+    for case in ((64, 4096), (8, 4096), (1, 32_768), (128, 1024))
+)
+RAGGED: Final = (1, 63, 64, 65, 1000, 0, 2047, 300)
+LIMIT: Final = 0.02  # of a result's largest error, beside its largest value: bfloat16 weights
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A way to launch a step."""
+
+    name: str
+    on_hopper: bool
+    launch: dict[str, Any] = field(default_factory=dict)
+    shares: int | None = None  # for all heads of a program; None: as the product says
+    merge: MergeLaunch | None = None
+
+
+def candidates(kind: str, heads: int, batch: int) -> Iterator[Candidate]:
+    yield Candidate("portable", on_hopper=False)
+    if kind == "fp8":
+        return
+    yield Candidate("hopper", on_hopper=True)
+    if batch == 64 and heads == 128:
+        yield Candidate("hopper, 64 shares", on_hopper=True, shares=64)
+        yield Candidate("hopper, 240 registers", on_hopper=True, launch={"REGISTERS": 240, "COPY_REGISTERS": 24})
+    if batch < 64:
+        yield Candidate("hopper, half the shares", on_hopper=True, shares=132 // max(1, heads // 64) // 2)
+        yield Candidate("hopper, merge 128 x 8", on_hopper=True, merge=MergeLaunch(128, 8, 1))
+        yield Candidate("hopper, merge 512 x 8", on_hopper=True, merge=MergeLaunch(512, 8, 4))
+    else:
+        yield Candidate("hopper, merge 512 x 2 w4", on_hopper=True, merge=MergeLaunch(512, 2, 4))
+        yield Candidate("hopper, merge 128 x 32", on_hopper=True, merge=MergeLaunch(128, 32, 4))
+
+
+class Step:
+    """A candidate over the layers of a pool."""
+
+    def __init__(self, candidate: Candidate, pool: Pool) -> None:
+        self.candidate, self.pool, self.shape = candidate, pool, pool.shape
+        self.q, self.out = pool.queries(len(pool.seq_lens))
+        sms = torch.cuda.get_device_properties(self.q.device).multi_processor_count
+        self.shares = candidate.shares or latent_splits(self.shape, len(self.q), CONTEXT_LEN, sms)
+        workspace = LatentWorkspace.allocate(self.shape, self.shares, self.q.device)
+        self.parts = workspace.values, workspace.maxima, workspace.sums
+
+    def attend(self, layer: Tensor) -> None:
+        tables = self.pool.page_table, self.pool.seq_lens
+        hopper_latent.LAUNCH.update(PRESENT | self.candidate.launch)
+        call = latent_attention._attend_on_hopper if self.candidate.on_hopper else latent_attention._attend
+        call(self.q, layer, *tables, self.out, self.parts, self.shape, SCALE * LOG2_E, 1.0, self.shares)
+
+    def merge(self) -> None:
+        launch = self.candidate.merge or latent_attention.merge_launch(self.shape, len(self.q))
+        latent_attention.merge_parts(self.parts, self.pool.seq_lens, self.out, self.shape, 1.0, self.shares, launch)
+
+    def run(self, layer: Tensor) -> Callable[[], object]:
+        def both() -> None:
+            self.attend(layer)
+            self.merge()
+
+        return both
+
+
+PRESENT: Final = dict(hopper_latent.LAUNCH)
+
+
+def ragged_pool(kind: str, heads: int, page_size: int) -> Pool:
+    """Requests of several lengths, with what is not a number behind each."""
+    pool = Pool.__new__(Pool)
+    counts = [-(-each // page_size) for each in RAGGED]
+    kept = torch.randn(sum(counts) + 1, 4, 1, page_size, 1, RANK + ROPE_DIM, device="cuda", dtype=torch.bfloat16)
+    order = torch.randperm(sum(counts) + 1, device="cuda", dtype=torch.int32)
+    pool.page_table = torch.zeros(len(RAGGED), max(counts) + 1, dtype=torch.int32, device="cuda")
+    first = 0
+    for request, (length, count) in enumerate(zip(RAGGED, counts, strict=True)):
+        own = order[first : first + count]
+        pool.page_table[request, :count] = own
+        if count:
+            kept[own[-1], :, :, length - (count - 1) * page_size :] = torch.nan
+        first += count
+    pool.kv = kept.to(latent_dtype(kind))
+    pool.seq_lens = torch.tensor(RAGGED, dtype=torch.int32, device="cuda")
+    pool.shape = latent_attention.LatentShape(heads, RANK, ROPE_DIM, page_size, torch.bfloat16, pool.kv.dtype)
+    return pool
+
+
+def latent_dtype(kind: str) -> torch.dtype:
+    return {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}[kind]
+
+
+def right(pool: Pool, q: Tensor) -> Tensor:
+    """Attention in float32, a request after the other."""
+    layer, rows = pool.kv[:, 1], []
+    page_size = layer.shape[2]
+    stored = layer.view(torch.uint8) if layer.itemsize == 1 else layer
+    for request, length in enumerate(pool.seq_lens.tolist()):
+        pages = pool.page_table[request, : -(-length // page_size)].long()
+        keys = stored[pages].view(layer.dtype).float().flatten(0, 3)[:length]
+        weights = (q[request].float() @ keys.mT * SCALE).softmax(-1)
+        rows.append(weights @ keys[:, :RANK])
+    return torch.stack(rows)
+
+
+def error_of(candidate: Candidate, pool: Pool) -> float:
+    """The largest error beside the largest value; NaN is one."""
+    step = Step(candidate, pool)
+    step.out.fill_(torch.nan)
+    step.run(pool.kv[:, 1])()
+    found, expected = step.out.float(), right(pool, step.q)
+    error = float(((found - expected).abs().amax((1, 2)) / (expected.abs().amax((1, 2)) + 1e-6)).max())
+    again = step.out.clone()
+    step.run(pool.kv[:, 1])()
+    return error if torch.equal(again, step.out) and error == error else float("inf")  # noqa: PLR0124
+
+
+def compile_one(case: tuple[str, int, int, int]) -> None:
+    """Into the cache on disk."""
+    kind, heads, batch, _ = case
+    for candidate in candidates(kind, heads, batch):
+        pool = Pool(kind, heads, batch, 64)
+        try:
+            Step(candidate, pool).run(pool.kv[:, 0])()
+        except OutOfResources:
+            continue
+    torch.cuda.synchronize()
+
+
+def check(report: Report, kind: str, heads: int) -> None:
+    for page_size in (64, 16, 128):
+        if kind == "fp8" and page_size != 64:
+            continue
+        pool = ragged_pool(kind, heads, page_size)
+        for shares in (1, 5, 40):
+            for on_hopper in (False, True) if kind != "fp8" else (False,):
+                candidate = Candidate("", on_hopper, shares=shares)
+                name = f"error, {kind}, {heads} heads, pages of {page_size}, {shares} shares, hopper {on_hopper}"
+                error = error_of(candidate, pool)
+                if error > LIMIT or page_size == 64:
+                    report.row("gpu/tune_latent_attention", name + ("" if error < LIMIT else " WRONG"), error, "")
+
+
+def time_case(report: Report, kind: str, heads: int, batch: int, seq_len: int) -> None:
+    pool, found = Pool(kind, heads, batch, seq_len), []
+    for candidate in candidates(kind, heads, batch):
+        try:
+            step = Step(candidate, pool)
+            layers: Sequence[Tensor] = pool.kv.unbind(1)
+            both = seconds_each([step.run(layer) for layer in layers], rounds=10, warm_s=0.02)
+            alone = seconds_each([lambda layer=layer: step.attend(layer) for layer in layers], rounds=10, warm_s=0.02)
+        except OutOfResources:
+            continue
+        found.append((both, alone, candidate.name))
+    for both, alone, name in sorted(found):
+        case = f"{kind}, {heads} heads, B {batch}, L {seq_len}, {name}"
+        speed, peers = pool.layer_nbytes / both / 1e9, {"GB/s": pool.layer_nbytes / both / 1e9, "alone us": alone * 1e6}
+        peers["TFLOP/s"] = speed / pool.kv.itemsize / 576 * heads * 2 * 1088 / 1e3
+        report.row("gpu/tune_latent_attention", case, both * 1e6, "us", peers=peers)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    options = parser.parse_args()
+    cases = [case for case in CASES if options.only in "{} {} {} {}".format(*case)]
+    began = time.perf_counter()
+    in_processes(compile_one, cases[:1] if options.quick else cases)
+    print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
+    with torch.inference_mode(), Report(as_json=options.json) as report:
+        for kind, heads in dict.fromkeys(case[:2] for case in cases):
+            check(report, kind, heads)
+        report.close()
+        for case in cases[:1] if options.quick else cases:
+            time_case(report, *case)
+            report.close()
+    print(f"{time.perf_counter() - began:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()
