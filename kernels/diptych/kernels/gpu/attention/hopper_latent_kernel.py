@@ -1,4 +1,4 @@
-"""The kernel of `hopper_latent`: a decode step's attention to latents, for Hopper, in Gluon, which says which warps do what.
+"""The kernel of `hopper_latent`: a decode step's attention to latents, for Hopper, in Gluon, as it tells warps apart.
 
 A program has 64 rows, heads of one token, and walks tiles of 64 tokens. A tile comes through the copy engine once, in
 three pieces: the lower and the upper half of the latents, and what is rotated. One group of four warps makes the scores
@@ -197,9 +197,7 @@ def _turn(
     stage, parity = count % STAGES, count // STAGES & 1
     scores = gl.zeros([ROWS, KEYS], gl.float32, layout=SCORES)
     mbarrier.wait(full.index(stage * PIECES + ROTATED), parity)
-    scores = warpgroup_mma(
-        queries_rotated, rotated.index(stage).permute((1, 0)), scores, use_acc=False, is_async=True
-    )
+    scores = warpgroup_mma(queries_rotated, rotated.index(stage).permute((1, 0)), scores, use_acc=False, is_async=True)
     mbarrier.wait(full.index(stage * PIECES + LOWER), parity)
     scores = warpgroup_mma(queries_lower, lower.index(stage).permute((1, 0)), scores, is_async=True)
     mbarrier.wait(full.index(stage * PIECES + UPPER), parity)
@@ -222,9 +220,8 @@ def _turn(
     fence_async_shared()
     mbarrier.arrive(given)
     sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, SUMS))[:, None]
-    if MASK:
-        if seen < KEYS:
-            _clear_end(lower_boxes, stage, seen, DTYPE)
+    if MASK and seen < KEYS:
+        _clear_end(lower_boxes, stage, seen, DTYPE)
     sums = warpgroup_mma(gl.convert_layout(weights, WEIGHTS), lower.index(stage), sums, is_async=True)
     sums = warpgroup_mma_wait(0, deps=[sums])
     mbarrier.arrive(empty.index(stage * PIECES + LOWER))
