@@ -51,8 +51,6 @@ class Candidate:
 
 def candidates(kind: str, heads: int, batch: int) -> Iterator[Candidate]:
     yield Candidate("portable", on_hopper=False)
-    if kind == "fp8":
-        return
     yield Candidate("hopper", on_hopper=True)
     if batch == 64 and heads == 128:
         yield Candidate("hopper, 64 shares", on_hopper=True, shares=64)
@@ -157,17 +155,17 @@ def compile_one(case: tuple[str, int, int, int]) -> None:
         except OutOfResources:
             continue
     if batch == CASES[0][2]:
-        for page_size in OTHER_PAGES if kind == "bf16" else ():
+        for page_size in OTHER_PAGES:
             pool = ragged_pool(kind, heads, page_size)
             Step(Candidate("", on_hopper=True, shares=1), pool).run(pool.kv[:, 0])()
     torch.cuda.synchronize()
 
 
 def check(report: Report, kind: str, heads: int) -> None:
-    for page_size in (64, *OTHER_PAGES) if kind == "bf16" else (64,):
+    for page_size in (64, *OTHER_PAGES):
         pool = ragged_pool(kind, heads, page_size)
         for shares in (1, 5, 40):
-            for on_hopper in (False, True) if kind != "fp8" else (False,):
+            for on_hopper in (False, True):
                 candidate = Candidate("", on_hopper, shares=shares)
                 name = f"error, {kind}, {heads} heads, pages of {page_size}, {shares} shares, hopper {on_hopper}"
                 error = error_of(candidate, pool)

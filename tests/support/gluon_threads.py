@@ -191,7 +191,7 @@ def warp_specialize(partitions: Sequence[tuple[Callable[..., None], tuple[Any, .
         _here.program = program
         try:
             function(*arguments)
-        except BaseException as error:  # noqa: BLE001 - raised again below
+        except BaseException as error:
             failures.append(error)
 
     threads = [threading.Thread(target=run, args=each, daemon=True) for each in partitions]
@@ -234,6 +234,7 @@ def _modules() -> Mapping[str, types.ModuleType]:
         **dict.fromkeys(("NVMMASharedLayout", "SwizzledSharedLayout"), any_layout),
         int32=torch.int32,
         int64=torch.int64,
+        float8e4nv=torch.float8_e4m3fn,
         float32=torch.float32,
         program_id=lambda _axis: torch.tensor(_here.program),
         arange=lambda start, stop, layout=None: torch.arange(start, stop),

@@ -11,7 +11,7 @@ from gluon_threads import Descriptor, kernels_of, launch
 from torch import Tensor
 
 from diptych.kernels.gpu.attention import hopper_latent
-from diptych.kernels.gpu.attention.decode_attention import LOG2_E
+from diptych.kernels.gpu.attention.decode_attention import FP8, LOG2_E
 from diptych.kernels.gpu.attention.latent_attention import reference_latent_attention
 
 SCALE: Final = 0.05
@@ -27,10 +27,10 @@ def kernel() -> Any:
 class Step:
     """Requests whose pages lie anywhere in the middle layer of three; what nobody has is NaN."""
 
-    def __init__(self, seq_lens: tuple[int, ...], page_size: int) -> None:
+    def __init__(self, seq_lens: tuple[int, ...], page_size: int, kv_dtype: torch.dtype) -> None:
         torch.manual_seed(0)
         counts = [-(-seq_len // page_size) for seq_len in seq_lens]
-        pool = torch.randn(sum(counts) + 1, 3, 1, page_size, 1, 576).to(torch.float16)
+        pool = torch.randn(sum(counts) + 1, 3, 1, page_size, 1, 576)
         order = torch.randperm(len(pool))
         pool[order[sum(counts) :]] = torch.nan
         self.page_table = torch.zeros(len(counts), max(counts) + 1, dtype=torch.int32)
@@ -40,12 +40,14 @@ class Step:
             if count:
                 pool[order[first + count - 1], :, :, seq_len - (count - 1) * page_size :] = torch.nan
             first += count
-        self.pool, self.kv_layer, self.page_size = pool, pool[:, 1], page_size
+        self.pool = pool.to(kv_dtype)
+        self.kv_layer, self.page_size = self.pool[:, 1], page_size
         self.q = torch.randn(len(counts), NUM_HEADS, 576).to(torch.float16)
         self.seq_lens = torch.tensor(seq_lens, dtype=torch.int32)
 
 
 def attend(kernel: Any, step: Step, num_splits: int, head_tiles: int) -> Tensor:
+    narrow = step.pool.dtype == FP8
     batch, page_rows = len(step.q), step.kv_layer.stride(0) // 576
     out = torch.full((batch, NUM_HEADS, 512), torch.nan, dtype=torch.float16)
     values = torch.full((2 * num_splits, NUM_HEADS, 512), torch.nan)
@@ -56,7 +58,8 @@ def attend(kernel: Any, step: Step, num_splits: int, head_tiles: int) -> Tensor:
         values, maxima, sums, batch, step.q.stride(0), out.stride(0), step.page_table.stride(0), num_splits,
         SCALE * LOG2_E, 1.0,
         HEAD_TILES=head_tiles, GROUP=NUM_HEADS // head_tiles, BATCH=16, PAGE_SIZE=step.page_size, PAGE_ROWS=page_rows,
-        BOX_TOKENS=min(step.page_size, 64), **hopper_latent.LAUNCH,
+        BOX_TOKENS=min(step.page_size, 64), STAGES=1 if narrow else 2, NARROW=narrow, DTYPE=torch.float16,
+        **hopper_latent.LAUNCH,
     )  # fmt: skip
     return merged(step.seq_lens, out, values, maxima, sums, num_splits)
 
@@ -77,6 +80,7 @@ def merged(seq_lens: Tensor, out: Tensor, values: Tensor, maxima: Tensor, sums: 
     return out
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.float16, FP8], ids=["16 bits", "FP8"])
 @pytest.mark.parametrize(
     ("seq_lens", "page_size", "num_splits", "head_tiles"),
     [
@@ -87,9 +91,9 @@ def merged(seq_lens: Tensor, out: Tensor, values: Tensor, maxima: Tensor, sums: 
     ids=["shares that cut requests", "small pages, and nobody", "large pages, and more shares than tiles"],
 )
 def test_it_is_what_the_reference_computes_in_float64(
-    kernel: Any, seq_lens: tuple[int, ...], page_size: int, num_splits: int, head_tiles: int
+    kernel: Any, seq_lens: tuple[int, ...], page_size: int, num_splits: int, head_tiles: int, kv_dtype: torch.dtype
 ) -> None:
-    step = Step(seq_lens, page_size)
+    step = Step(seq_lens, page_size, kv_dtype)
     out = attend(kernel, step, num_splits, head_tiles)
     own = torch.arange(len(seq_lens) + 1)
     seen = step.seq_lens > 0

@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from diptych.kernels.gpu.attention.decode_attention import FP8, product_dtype
 from diptych.kernels.gpu.attention.hopper_latent_kernel import BOX_DIMS, KEY_DIM, KEYS, hopper_latent_kernel
 
 HOPPER: Final = (9, 0)
@@ -23,7 +24,8 @@ TILE_TOKENS: Final = int(KEYS.value)
 WIDTH: Final = int(KEY_DIM.value)
 LEAST_PAGE: Final = 8  # tokens, of which the copy engine's pattern has eight rows
 LAYOUT: Final = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-LAUNCH: Final[dict[str, Any]] = {"STAGES": 2, "REGISTERS": 232, "COPY_REGISTERS": 40}
+NARROW_LAYOUT: Final = NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=8, rank=2)
+LAUNCH: Final[dict[str, Any]] = {"REGISTERS": 232, "COPY_REGISTERS": 40}
 
 
 def serves(dims: tuple[int, int], dtype: torch.dtype, kv: Tensor) -> bool:
@@ -33,7 +35,7 @@ def serves(dims: tuple[int, int], dtype: torch.dtype, kv: Tensor) -> bool:
         and torch.cuda.get_device_capability(kv.device) == HOPPER
         and dims == DIMS
         and dtype in DTYPES
-        and kv.dtype == dtype
+        and kv.dtype in (dtype, FP8)
         and fits(kv.shape[-3])
         and kv.stride(-3) == WIDTH
         and kv.stride(0) % WIDTH == 0
@@ -63,7 +65,9 @@ def attend(
     num_pages, _, page_size, _, _ = kv_layer.shape
     page_rows, box_tokens = kv_layer.stride(0) // WIDTH, min(page_size, TILE_TOKENS)
     rows = (num_pages - 1) * page_rows + page_size
-    pool = TensorDescriptor(kv_layer, [rows, WIDTH], [WIDTH, 1], [box_tokens, BOX], LAYOUT)
+    narrow = kv_layer.dtype == FP8
+    layout = NARROW_LAYOUT if narrow else LAYOUT
+    pool = TensorDescriptor(kv_layer, [rows, WIDTH], [WIDTH, 1], [box_tokens, BOX], layout)
     hopper_latent_kernel[(num_splits * head_tiles,)](
         q,
         pool,
@@ -84,6 +88,9 @@ def attend(
         PAGE_SIZE=page_size,
         PAGE_ROWS=page_rows,
         BOX_TOKENS=box_tokens,
+        STAGES=1 if narrow else 2,  # shared memory has room for two tiles of products' operands
+        NARROW=narrow,
+        DTYPE=product_dtype(q.dtype, kv_layer.dtype),
         **LAUNCH,
         num_warps=4,
     )

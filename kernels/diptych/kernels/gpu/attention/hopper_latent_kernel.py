@@ -36,6 +36,10 @@ ROTATED: Final = gl.constexpr(2)
 SCORES: Final = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
 SUMS: Final = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 256, 16]))
 WEIGHTS: Final = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SUMS.value, k_width=2))
+NARROW_STAGES: Final = gl.constexpr(2)  # tiles of FP8 that are there or come
+TILE: Final = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
+NARROW_TILE: Final = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=8, rank=2))
+WIDEN: Final = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0]))
 COPY: Final = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 
 
@@ -81,6 +85,32 @@ def _copy_piece(
 
 
 @gluon.jit
+def _copy_narrow(
+    kv,
+    rows,
+    narrow,
+    came,
+    gone,
+    count,
+    BOX_TOKENS: gl.constexpr,
+):
+    """Bring a whole tile of FP8."""
+    PAGES: gl.constexpr = KEYS // BOX_TOKENS
+    BOXES: gl.constexpr = KEY_DIM // BOX_DIMS
+    stage, parity = count % NARROW_STAGES, count // NARROW_STAGES & 1
+    mbarrier.wait(gone.index(stage), parity ^ 1)
+    mbarrier.expect(came.index(stage), KEYS * KEY_DIM)
+    for box in gl.static_range(BOXES):
+        for i in gl.static_range(PAGES):
+            tma.async_copy_global_to_shared(
+                kv,
+                [rows[i], box * BOX_DIMS],
+                came.index(stage),
+                narrow.index((stage * BOXES + box) * PAGES + i),
+            )
+
+
+@gluon.jit
 def _copy(
     kv,
     page_table,
@@ -95,12 +125,16 @@ def _copy(
     lower,
     upper,
     rotated,
+    narrow,
     full,
     empty,
+    came,
+    gone,
     STAGES: gl.constexpr,
     PAGE_SIZE: gl.constexpr,
     PAGE_ROWS: gl.constexpr,
     BOX_TOKENS: gl.constexpr,
+    NARROW: gl.constexpr,
 ):
     """Bring a share's tiles. Pages behind the end of a request are zeros."""
     PAGES: gl.constexpr = KEYS // BOX_TOKENS
@@ -117,18 +151,30 @@ def _copy(
                 page = gl.load(table + token // PAGE_SIZE, mask=token // PAGE_SIZE < num_pages, other=-1)
                 rows = rows + (page * PAGE_ROWS + token % PAGE_SIZE,)  # type: ignore[assignment]  # noqa: RUF005
             stage, parity = count % STAGES, count // STAGES & 1
-            _copy_piece(kv, rows, rotated, full, empty, stage, parity, ROTATED, 2 * HALF, BOX_TOKENS)
-            _copy_piece(kv, rows, lower, full, empty, stage, parity, LOWER, 0, BOX_TOKENS)
-            _copy_piece(kv, rows, upper, full, empty, stage, parity, UPPER, HALF, BOX_TOKENS)
+            if NARROW:
+                _copy_narrow(kv, rows, narrow, came, gone, count, BOX_TOKENS)
+            else:
+                _copy_piece(kv, rows, rotated, full, empty, stage, parity, ROTATED, 2 * HALF, BOX_TOKENS)
+                _copy_piece(kv, rows, lower, full, empty, stage, parity, LOWER, 0, BOX_TOKENS)
+                _copy_piece(kv, rows, upper, full, empty, stage, parity, UPPER, HALF, BOX_TOKENS)
             count += 1
         tile = next_tile
         request, request_start, request_end = _following(seq_lens, request, request_end, batch_size)
 
 
 @gluon.jit
-def _ask_for_queries(q_rows, target, is_row, FIRST: gl.constexpr):
+def _ask_for_queries(q_rows, target, is_row, FIRST: gl.constexpr, NARROW: gl.constexpr):
     """`q_rows`: where a token's heads begin; a head follows the other."""
     DIM: gl.constexpr = target.shape[1]
+    if NARROW:  # their type is not that of products
+        PARTS: gl.constexpr = DIM // BOX_DIMS
+        boxes = target._reinterpret(target.dtype, [PARTS, ROWS, BOX_DIMS], TILE)
+        for part in gl.static_range(PARTS):
+            rows = gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
+            dims = gl.arange(0, BOX_DIMS, layout=gl.SliceLayout(0, COPY))
+            places = q_rows + (FIRST + part * BOX_DIMS) + rows[:, None] * KEY_DIM + dims[None, :]
+            boxes.index(part).store(gl.load(places, mask=is_row, other=0.0).to(target.dtype))
+        return
     rows = gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
     dims = gl.arange(0, DIM, layout=gl.SliceLayout(0, COPY))
     places = q_rows + FIRST + rows[:, None] * KEY_DIM + dims[None, :]
@@ -144,6 +190,44 @@ def _clear_end(ring, stage, seen, DTYPE: gl.constexpr):
         box = ring.index(stage * PARTS + part)
         box.store(gl.where((keys < seen)[:, None], box.load(COPY), 0.0).to(DTYPE))
     fence_async_shared()
+
+
+@gluon.jit
+def _widen_piece(
+    narrow,
+    ring,
+    full,
+    empty,
+    first,  # box of the tile in `narrow`
+    seen,
+    parity,
+    PIECE: gl.constexpr,
+):
+    """Make products' operands of FP8; what is behind the end of a request becomes zero."""
+    DTYPE: gl.constexpr = ring.dtype
+    PARTS: gl.constexpr = 1 if PIECE == ROTATED else HALF // BOX_DIMS
+    keys = gl.arange(0, KEYS, layout=gl.SliceLayout(1, WIDEN))
+    found = ()
+    for part in gl.static_range(PARTS):  # all are read before the first is written
+        found = found + (narrow.index(first + part).load(WIDEN),)  # type: ignore[assignment]  # noqa: RUF005
+    mbarrier.wait(empty.index(PIECE), parity ^ 1)
+    for part in gl.static_range(PARTS):
+        ring.index(part).store(gl.where((keys < seen)[:, None], found[part].to(DTYPE), 0.0).to(DTYPE))
+    fence_async_shared()
+    mbarrier.arrive(full.index(PIECE))
+
+
+@gluon.jit
+def _widen(narrow, lower, upper, rotated, full, empty, came, gone, count, seen):
+    """Do so with a tile; there is one place for what comes out."""
+    PARTS: gl.constexpr = HALF // BOX_DIMS
+    BOXES: gl.constexpr = KEY_DIM // BOX_DIMS
+    stage, parity = count % NARROW_STAGES, count & 1
+    mbarrier.wait(came.index(stage), count // NARROW_STAGES & 1)
+    _widen_piece(narrow, rotated, full, empty, stage * BOXES + 2 * PARTS, seen, parity, ROTATED)
+    _widen_piece(narrow, lower, full, empty, stage * BOXES, seen, parity, LOWER)
+    _widen_piece(narrow, upper, full, empty, stage * BOXES + PARTS, seen, parity, UPPER)
+    mbarrier.arrive(gone.index(stage))
 
 
 @gluon.jit
@@ -191,6 +275,7 @@ def _turn(
     shared_shrink,
     MASK: gl.constexpr,
     STAGES: gl.constexpr,
+    NARROW: gl.constexpr,
 ):
     """Scores of a tile, and the lower half of its values."""
     DTYPE: gl.constexpr = queries_lower.dtype
@@ -220,7 +305,7 @@ def _turn(
     fence_async_shared()
     mbarrier.arrive(given)
     sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, SUMS))[:, None]
-    if MASK and seen < KEYS:
+    if MASK and not NARROW and seen < KEYS:
         _clear_end(lower_boxes, stage, seen, DTYPE)
     sums = warpgroup_mma(gl.convert_layout(weights, WEIGHTS), lower.index(stage), sums, is_async=True)
     sums = warpgroup_mma_wait(0, deps=[sums])
@@ -265,6 +350,7 @@ def _attend_lower(
     HEAD_TILES: gl.constexpr,
     GROUP: gl.constexpr,
     STAGES: gl.constexpr,
+    NARROW: gl.constexpr,
 ):
     count = 0
     handed = 0
@@ -272,9 +358,9 @@ def _attend_lower(
     is_row = (copy_rows < GROUP)[:, None]
     while tile < share_end:
         q_rows = q + request.to(gl.int64) * q_stride + head_tile * (GROUP * KEY_DIM)
-        _ask_for_queries(q_rows, queries_rotated, is_row, 2 * HALF)
-        _ask_for_queries(q_rows, queries_lower, is_row, 0)
-        _ask_for_queries(q_rows, queries_upper, is_row, HALF)
+        _ask_for_queries(q_rows, queries_rotated, is_row, 2 * HALF, NARROW)
+        _ask_for_queries(q_rows, queries_lower, is_row, 0, NARROW)
+        _ask_for_queries(q_rows, queries_upper, is_row, HALF, NARROW)
         async_copy.commit_group()
         seq_len = gl.load(seq_lens + request)
         next_tile = gl.minimum(share_end, request_end)
@@ -288,14 +374,14 @@ def _attend_lower(
             sums, largest, total = _turn(
                 queries_lower, queries_upper, queries_rotated, lower, upper, rotated, lower_boxes,
                 sums, largest, total, score_scale, KEYS, count, handed,
-                full, empty, given, taken, shared_weights, shared_shrink, False, STAGES,
+                full, empty, given, taken, shared_weights, shared_shrink, False, STAGES, NARROW,
             )  # fmt: skip
             count += 1
             handed += 1
         sums, largest, total = _turn(
             queries_lower, queries_upper, queries_rotated, lower, upper, rotated, lower_boxes,
             sums, largest, total, score_scale, seq_len - last * KEYS, count, handed,
-            full, empty, given, taken, shared_weights, shared_shrink, True, STAGES,
+            full, empty, given, taken, shared_weights, shared_shrink, True, STAGES, NARROW,
         )  # fmt: skip
         count += 1
         handed += 1
@@ -337,9 +423,14 @@ def _attend_upper(
     request_start,
     request_end,
     upper,
+    narrow,
+    lower_boxes,
     upper_boxes,
+    rotated_boxes,
     full,
     empty,
+    came,
+    gone,
     given,
     taken,
     shared_weights,
@@ -347,6 +438,7 @@ def _attend_upper(
     HEAD_TILES: gl.constexpr,
     GROUP: gl.constexpr,
     STAGES: gl.constexpr,
+    NARROW: gl.constexpr,
 ):
     DTYPE: gl.constexpr = upper.dtype
     count = 0
@@ -357,12 +449,14 @@ def _attend_upper(
         sums = gl.zeros([ROWS, HALF], gl.float32, layout=SUMS)
         for block in range(tile - request_start, next_tile - request_start):
             stage, parity = count % STAGES, count // STAGES & 1
+            seen = seq_len - block * KEYS
+            if NARROW:
+                _widen(narrow, lower_boxes, upper_boxes, rotated_boxes, full, empty, came, gone, count, seen)
             mbarrier.wait(full.index(stage * PIECES + UPPER), parity)
             mbarrier.wait(given, handed & 1)
             shrink = shared_shrink.load(gl.SliceLayout(1, SUMS))
             sums = sums * shrink[:, None]
-            seen = seq_len - block * KEYS
-            if seen < KEYS:
+            if not NARROW and seen < KEYS:
                 _clear_end(upper_boxes, stage, seen, DTYPE)
             sums = warpgroup_mma(shared_weights, upper.index(stage), sums, is_async=True)
             sums = warpgroup_mma_wait(0, deps=[sums])
@@ -412,13 +506,14 @@ def hopper_latent_kernel(
     PAGE_SIZE: gl.constexpr,
     PAGE_ROWS: gl.constexpr,  # from a page to the next
     BOX_TOKENS: gl.constexpr,
+    NARROW: gl.constexpr,  # whether pages are FP8
+    DTYPE: gl.constexpr,  # of products
     REGISTERS: gl.constexpr,  # of a thread of the second group
     COPY_REGISTERS: gl.constexpr,
 ):
-    DTYPE: gl.constexpr = q.dtype.element_ty
     PARTS: gl.constexpr = HALF // BOX_DIMS
     PAGES: gl.constexpr = KEYS // BOX_TOKENS
-    TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    BOXES: gl.constexpr = NARROW_STAGES * (KEY_DIM // BOX_DIMS) if NARROW else 1
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     head_tile, worker = gl.program_id(0) % HEAD_TILES, gl.program_id(0) // HEAD_TILES
     requests = gl.arange(0, BATCH, layout=LINE)
@@ -449,6 +544,12 @@ def hopper_latent_kernel(
     for i in gl.static_range(STAGES * PIECES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=1)
+    narrow = gl.allocate_shared_memory(gl.float8e4nv, [BOXES, KEYS, BOX_DIMS], NARROW_TILE) if NARROW else rotated
+    came = gl.allocate_shared_memory(gl.int64, [NARROW_STAGES, 1], mbarrier.MBarrierLayout())
+    gone = gl.allocate_shared_memory(gl.int64, [NARROW_STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(NARROW_STAGES):
+        mbarrier.init(came.index(i), count=1)
+        mbarrier.init(gone.index(i), count=1)
     mbarrier.init(given, count=1)
     mbarrier.init(taken, count=1)
     fence_async_shared()
@@ -456,6 +557,9 @@ def hopper_latent_kernel(
     upper_boxes = upper._reinterpret(DTYPE, [STAGES * PARTS, KEYS, BOX_DIMS], TILE)
     lower_pages = lower._reinterpret(DTYPE, [STAGES * PARTS * PAGES, BOX_TOKENS, BOX_DIMS], TILE)
     upper_pages = upper._reinterpret(DTYPE, [STAGES * PARTS * PAGES, BOX_TOKENS, BOX_DIMS], TILE)
+    narrow_pages = (
+        narrow._reinterpret(gl.float8e4nv, [BOXES * PAGES, BOX_TOKENS, BOX_DIMS], NARROW_TILE) if NARROW else narrow
+    )
     rotated_pages = rotated._reinterpret(DTYPE, [STAGES * PAGES, BOX_TOKENS, BOX_DIMS], TILE)
     # fmt: off
     gl.warp_specialize(
@@ -464,14 +568,14 @@ def hopper_latent_kernel(
                              score_scale, value_scale, worker, head_tile, share, tile, share_end,
                              request, request_start, request_end, queries_lower, queries_upper, queries_rotated,
                              lower, upper, rotated, lower_boxes, full, empty, given, taken,
-                             shared_weights, shared_shrink, HEAD_TILES, GROUP, STAGES)),
+                             shared_weights, shared_shrink, HEAD_TILES, GROUP, STAGES, NARROW)),
             (_attend_upper, (seq_lens, out, part_values, batch_size, out_stride, worker, head_tile, share,
-                             tile, share_end, request, request_start, request_end, upper, upper_boxes,
-                             full, empty, given, taken, shared_weights, shared_shrink,
-                             HEAD_TILES, GROUP, STAGES)),
+                             tile, share_end, request, request_start, request_end, upper, narrow,
+                             lower_boxes, upper_boxes, rotated, full, empty, came, gone, given, taken,
+                             shared_weights, shared_shrink, HEAD_TILES, GROUP, STAGES, NARROW)),
             (_copy, (kv, page_table, seq_lens, batch_size, table_stride, tile, share_end,
-                     request, request_start, request_end, lower_pages, upper_pages, rotated_pages, full, empty,
-                     STAGES, PAGE_SIZE, PAGE_ROWS, BOX_TOKENS)),
+                     request, request_start, request_end, lower_pages, upper_pages, rotated_pages, narrow_pages,
+                     full, empty, came, gone, STAGES, PAGE_SIZE, PAGE_ROWS, BOX_TOKENS, NARROW)),
         ],
         [4, 1],
         [REGISTERS, COPY_REGISTERS],
