@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 PATIENCE_S: Final = 5.0
-BOX_COLUMNS: Final = 64  # of a shared tile that lie together, row after row
+LINE_NBYTES: Final = 128  # of a row of a shared tile that lie together, row after row
 
 _here = threading.local()  # which program a thread runs
 
@@ -53,7 +53,7 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Shared memory as the copy engine and products see it: boxes of 64 columns, one after the other."""
+    """Shared memory as the copy engine and products see it: boxes of 128 bytes a row, one after the other."""
 
     memory: Tensor  # flat
     shape: tuple[int, ...]
@@ -70,14 +70,14 @@ class Shared:
     def permute(self, _order: tuple[int, int]) -> Shared:
         return Shared(self.memory, self.shape, not self.turned)
 
-    def _reinterpret(self, _dtype: Any, shape: Sequence[int], _layout: Any) -> Shared:
-        return Shared(self.memory, tuple(shape))
+    def _reinterpret(self, dtype: Any, shape: Sequence[int], _layout: Any) -> Shared:
+        return Shared(self.memory.view(dtype), tuple(shape))
 
     def _seen(self) -> Tensor:
         if len(self.shape) == 1:
             return self.memory
         rows, columns = self.shape
-        return self.memory.view(-1, rows, min(columns, BOX_COLUMNS)).transpose(0, 1)
+        return self.memory.view(-1, rows, min(columns, LINE_NBYTES // self.memory.itemsize)).transpose(0, 1)
 
     def load(self, _layout: Any = None) -> Tensor:
         found = self._seen().reshape(self.shape).clone()
@@ -248,6 +248,9 @@ def _modules() -> Mapping[str, types.ModuleType]:
         max=lambda values, axis: values.amax(axis),
         sum=lambda values, axis: values.sum(axis, dtype=values.dtype),
         exp2=torch.exp2,
+        reshape=torch.reshape,
+        permute=torch.permute,
+        split=lambda values: values.unbind(-1),
         associative_scan=_associative_scan,
         convert_layout=lambda values, _layout: values,
         static_range=range,

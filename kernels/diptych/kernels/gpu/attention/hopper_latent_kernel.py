@@ -40,6 +40,8 @@ NARROW_STAGES: Final = gl.constexpr(2)  # tiles of FP8 that are there or come
 TILE: Final = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
 NARROW_TILE: Final = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=8, rank=2))
 WIDEN: Final = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0]))
+STAGED: Final = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2))
+LINES: Final = gl.constexpr(gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0]))
 COPY: Final = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 
 
@@ -233,6 +235,7 @@ def _widen(narrow, lower, upper, rotated, full, empty, came, gone, count, seen):
 @gluon.jit
 def _store_half(
     sums,
+    staging,  # queries of this half, which nobody reads any more
     out,
     part_values,
     row_base,  # of `out`
@@ -241,14 +244,21 @@ def _store_half(
     FIRST: gl.constexpr,
     GROUP: gl.constexpr,
 ):
-    rows = gl.arange(0, ROWS, layout=gl.SliceLayout(1, SUMS))
-    dims = gl.arange(0, HALF, layout=gl.SliceLayout(0, SUMS))
+    """By way of shared memory: products leave eight bytes of a row to a thread, and memory is written by lines."""
+    WIDTH: gl.constexpr = HALF // 2
+    staged = staging._reinterpret(gl.float32, [ROWS, WIDTH], STAGED)
+    first, second = gl.split(gl.permute(gl.reshape(sums, [ROWS, 2, WIDTH]), (0, 2, 1)))
+    rows = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LINES))
+    dims = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LINES))
     places = rows[:, None] * (2 * HALF) + dims[None, :]
     is_row = (rows < GROUP)[:, None]
-    if alone:
-        gl.store(out + row_base + FIRST + places, sums.to(out.dtype.element_ty), mask=is_row)
-    else:
-        gl.store(part_values + part_base + FIRST + places, sums, mask=is_row)
+    for i in gl.static_range(2):
+        staged.store(first if i == 0 else second)
+        values = staged.load(LINES)
+        if alone:
+            gl.store(out + row_base + (FIRST + i * WIDTH) + places, values.to(out.dtype.element_ty), mask=is_row)
+        else:
+            gl.store(part_values + part_base + (FIRST + i * WIDTH) + places, values, mask=is_row)
 
 
 @gluon.jit
@@ -357,6 +367,7 @@ def _attend_lower(
     copy_rows = gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
     is_row = (copy_rows < GROUP)[:, None]
     while tile < share_end:
+        mbarrier.wait(taken, (handed & 1) ^ 1)  # the second group stores by way of its half of the last queries
         q_rows = q + request.to(gl.int64) * q_stride + head_tile * (GROUP * KEY_DIM)
         _ask_for_queries(q_rows, queries_rotated, is_row, 2 * HALF, NARROW)
         _ask_for_queries(q_rows, queries_lower, is_row, 0, NARROW)
@@ -402,7 +413,9 @@ def _attend_lower(
         gl.store(part_maxima + place + rows, largest, mask=left)
         gl.store(part_sums + place + rows, total, mask=left)
         row_base = request.to(gl.int64) * out_stride + head_tile * (GROUP * 2 * HALF)
-        _store_half(sums, out, part_values, row_base, place.to(gl.int64) * (2 * HALF), alone, 0, GROUP)
+        _store_half(
+            sums, queries_lower, out, part_values, row_base, place.to(gl.int64) * (2 * HALF), alone, 0, GROUP
+        )
         tile = next_tile
         request, request_start, request_end = _following(seq_lens, request, request_end, batch_size)
 
@@ -422,6 +435,7 @@ def _attend_upper(
     request,
     request_start,
     request_end,
+    queries_upper,
     upper,
     narrow,
     lower_boxes,
@@ -470,11 +484,13 @@ def _attend_upper(
         place = (slot * HEAD_TILES + head_tile) * GROUP
         mbarrier.wait(given, handed & 1)
         factor = shared_shrink.load(gl.SliceLayout(1, SUMS))
-        mbarrier.arrive(taken)
-        handed += 1
         sums = sums * factor[:, None]
         row_base = request.to(gl.int64) * out_stride + head_tile * (GROUP * 2 * HALF)
-        _store_half(sums, out, part_values, row_base, place.to(gl.int64) * (2 * HALF), alone, HALF, GROUP)
+        _store_half(
+            sums, queries_upper, out, part_values, row_base, place.to(gl.int64) * (2 * HALF), alone, HALF, GROUP
+        )
+        mbarrier.arrive(taken)
+        handed += 1
         tile = next_tile
         request, request_start, request_end = _following(seq_lens, request, request_end, batch_size)
 
@@ -570,7 +586,7 @@ def hopper_latent_kernel(
                              lower, upper, rotated, lower_boxes, full, empty, given, taken,
                              shared_weights, shared_shrink, HEAD_TILES, GROUP, STAGES, NARROW)),
             (_attend_upper, (seq_lens, out, part_values, batch_size, out_stride, worker, head_tile, share,
-                             tile, share_end, request, request_start, request_end, upper, narrow,
+                             tile, share_end, request, request_start, request_end, queries_upper, upper, narrow,
                              lower_boxes, upper_boxes, rotated, full, empty, came, gone, given, taken,
                              shared_weights, shared_shrink, HEAD_TILES, GROUP, STAGES, NARROW)),
             (_copy, (kv, page_table, seq_lens, batch_size, table_stride, tile, share_end,
