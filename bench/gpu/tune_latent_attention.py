@@ -52,16 +52,19 @@ class Candidate:
 def candidates(kind: str, heads: int, batch: int) -> Iterator[Candidate]:
     yield Candidate("portable", on_hopper=False)
     yield Candidate("hopper", on_hopper=True)
-    if batch == 64 and heads == 128:
-        yield Candidate("hopper, 64 shares", on_hopper=True, shares=64)
-        yield Candidate("hopper, 240 registers", on_hopper=True, launch={"REGISTERS": 240, "COPY_REGISTERS": 24})
+    if batch == 64:
+        yield Candidate("hopper, 64 shares", on_hopper=True, shares=64 if heads == 128 else 128)
+        yield Candidate("hopper, 192 registers", on_hopper=True, launch={"REGISTERS": 192, "COPY_REGISTERS": 24})
     if batch < 64:
-        yield Candidate("hopper, half the shares", on_hopper=True, shares=132 // max(1, heads // 64) // 2)
-        yield Candidate("hopper, merge 128 x 8", on_hopper=True, merge=MergeLaunch(128, 8, 1))
-        yield Candidate("hopper, merge 512 x 8", on_hopper=True, merge=MergeLaunch(512, 8, 4))
+        yield Candidate("hopper, merge 512 x 8 w4", on_hopper=True, merge=MergeLaunch(512, 8, 4))
+        yield Candidate("hopper, merge 512 x 16 w8", on_hopper=True, merge=MergeLaunch(512, 16, 8))
+        yield Candidate("hopper, merge 128 x 16 w4", on_hopper=True, merge=MergeLaunch(128, 16, 4))
+        yield Candidate("hopper, merge 128 x 16 w1", on_hopper=True, merge=MergeLaunch(128, 16, 1))
+        yield Candidate("hopper, merge 256 x 32 w8", on_hopper=True, merge=MergeLaunch(256, 32, 8))
     else:
-        yield Candidate("hopper, merge 512 x 2 w4", on_hopper=True, merge=MergeLaunch(512, 2, 4))
-        yield Candidate("hopper, merge 128 x 32", on_hopper=True, merge=MergeLaunch(128, 32, 4))
+        yield Candidate("hopper, merge 512 x 2 w1", on_hopper=True, merge=MergeLaunch(512, 2, 1))
+        yield Candidate("hopper, merge 256 x 4 w1", on_hopper=True, merge=MergeLaunch(256, 4, 1))
+        yield Candidate("hopper, merge 512 x 4 w2", on_hopper=True, merge=MergeLaunch(512, 4, 2))
 
 
 class Step:

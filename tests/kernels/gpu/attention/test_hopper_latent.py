@@ -87,8 +87,9 @@ def merged(seq_lens: Tensor, out: Tensor, values: Tensor, maxima: Tensor, sums: 
         ((300, 64), 64, 3, 2),
         ((130, 0, 65, 1), 16, 2, 1),
         ((200, 70), 128, 5, 1),
+        ((600, 500), 32, 1, 1),
     ],
-    ids=["shares that cut requests", "small pages, and nobody", "large pages, and more shares than tiles"],
+    ids=["shares that cut requests", "small pages, and nobody", "large pages, and more shares than tiles", "one share of many tiles"],
 )
 def test_it_is_what_the_reference_computes_in_float64(
     kernel: Any, seq_lens: tuple[int, ...], page_size: int, num_splits: int, head_tiles: int, kv_dtype: torch.dtype

@@ -25,7 +25,7 @@ WIDTH: Final = int(KEY_DIM.value)
 LEAST_PAGE: Final = 8  # tokens, of which the copy engine's pattern has eight rows
 LAYOUT: Final = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 NARROW_LAYOUT: Final = NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=8, rank=2)
-LAUNCH: Final[dict[str, Any]] = {"REGISTERS": 232, "COPY_REGISTERS": 40}
+LAUNCH: Final[dict[str, Any]] = {"REGISTERS": 184, "COPY_REGISTERS": 40}
 
 
 def serves(dims: tuple[int, int], dtype: torch.dtype, kv: Tensor) -> bool:

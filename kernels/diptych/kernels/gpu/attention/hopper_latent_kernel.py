@@ -1,11 +1,10 @@
 """The kernel of `hopper_latent`: a decode step's attention to latents, for Hopper, in Gluon, as it tells warps apart.
 
 A program has 64 rows, heads of one token, and walks tiles of 64 tokens. A tile comes through the copy engine once, in
-three pieces: the lower and the upper half of the latents, and what is rotated. One group of four warps makes the scores
-(64 rows of products each: two groups would make each score twice), weights of them, and the lower half of the sums; it
-leaves weights and what shrinks the sums in shared memory, where a second group takes them for the upper half. Each
-piece is asked for again as soon as the last product with it is over, so that the next tile comes while this one is
-multiplied. Shares of a step are those of `latent_attention_kernels.py`, and so are the parts that they leave.
+three pieces: the lower and the upper half of the latents, and what is rotated. One group of four warps makes scores and
+weights of them, and leaves these in shared memory with what shrinks the sums; two groups have half of the sums each, as
+64 x 512 do not fit into the registers of one. So scores of a tile are made while the values of the one before are
+summed up. Each piece is asked for again as soon as the last product with it is over. Shares of a step are those of `latent_attention_kernels.py`, and so are the parts that they leave.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 ROWS: Final = gl.constexpr(64)  # of a program: heads, and padding
 KEYS: Final = gl.constexpr(64)  # tokens of a tile
 HALF: Final = gl.constexpr(256)  # of a latent: what a group of warps sums up, in half of its registers
+QUARTER: Final = gl.constexpr(128)  # what a product of theirs has: twice that is too much for the compiler
 ROPE: Final = gl.constexpr(64)  # dimensions that rotate
 KEY_DIM: Final = gl.constexpr(576)
 BOX_DIMS: Final = gl.constexpr(64)  # what the copy engine brings at once of a row: 128 bytes, its widest pattern
@@ -34,8 +34,7 @@ LOWER: Final = gl.constexpr(0)
 UPPER: Final = gl.constexpr(1)
 ROTATED: Final = gl.constexpr(2)
 SCORES: Final = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
-SUMS: Final = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 256, 16]))
-WEIGHTS: Final = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SUMS.value, k_width=2))
+SUMS: Final = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
 NARROW_STAGES: Final = gl.constexpr(2)  # tiles of FP8 that are there or come
 TILE: Final = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
 NARROW_TILE: Final = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=8, rank=2))
@@ -184,13 +183,13 @@ def _ask_for_queries(q_rows, target, is_row, FIRST: gl.constexpr, NARROW: gl.con
 
 
 @gluon.jit
-def _clear_end(ring, stage, seen, DTYPE: gl.constexpr):
+def _clear_end(ring, stage, seen):
     """Zeros behind the end of a request: what is there may be NaN, whose product with 0 is NaN."""
     PARTS: gl.constexpr = HALF // BOX_DIMS
     keys = gl.arange(0, KEYS, layout=gl.SliceLayout(1, COPY))
     for part in gl.static_range(PARTS):
         box = ring.index(stage * PARTS + part)
-        box.store(gl.where((keys < seen)[:, None], box.load(COPY), 0.0).to(DTYPE))
+        box.store(gl.where((keys < seen)[:, None], box.load(COPY), 0.0).to(ring.dtype))
     fence_async_shared()
 
 
@@ -220,45 +219,39 @@ def _widen_piece(
 
 
 @gluon.jit
-def _widen(narrow, lower, upper, rotated, full, empty, came, gone, count, seen):
-    """Do so with a tile; there is one place for what comes out."""
+def _widen(WHICH: gl.constexpr, narrow, boxes, rotated_boxes, full, empty, came, gone, count, seen):
+    """Do so with a half of a tile; there is one place for what comes out. The lower half's group has what is rotated."""
     PARTS: gl.constexpr = HALF // BOX_DIMS
     BOXES: gl.constexpr = KEY_DIM // BOX_DIMS
     stage, parity = count % NARROW_STAGES, count & 1
     mbarrier.wait(came.index(stage), count // NARROW_STAGES & 1)
-    _widen_piece(narrow, rotated, full, empty, stage * BOXES + 2 * PARTS, seen, parity, ROTATED)
-    _widen_piece(narrow, lower, full, empty, stage * BOXES, seen, parity, LOWER)
-    _widen_piece(narrow, upper, full, empty, stage * BOXES + PARTS, seen, parity, UPPER)
+    if WHICH == LOWER:
+        _widen_piece(narrow, rotated_boxes, full, empty, stage * BOXES + 2 * PARTS, seen, parity, ROTATED)
+    _widen_piece(narrow, boxes, full, empty, stage * BOXES + WHICH * PARTS, seen, parity, WHICH)
     mbarrier.arrive(gone.index(stage))
 
 
 @gluon.jit
-def _store_half(
+def _store_quarter(
     sums,
-    staging,  # queries of this half, which nobody reads any more
-    out,
-    part_values,
-    row_base,  # of `out`
-    part_base,  # of `part_values`
+    staging,  # queries that nobody reads any more
+    own_rows,  # of `out`, where the quarter begins
+    part_rows,  # of what shares leave
     alone,  # whether this share has all of the request
-    FIRST: gl.constexpr,
     GROUP: gl.constexpr,
 ):
     """By way of shared memory: products leave eight bytes of a row to a thread, and memory is written by lines."""
-    WIDTH: gl.constexpr = HALF // 2
-    staged = staging._reinterpret(gl.float32, [ROWS, WIDTH], STAGED)
-    first, second = gl.split(gl.permute(gl.reshape(sums, [ROWS, 2, WIDTH]), (0, 2, 1)))
+    staged = staging._reinterpret(gl.float32, [ROWS, QUARTER], STAGED)
     rows = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LINES))
-    dims = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LINES))
+    dims = gl.arange(0, QUARTER, layout=gl.SliceLayout(0, LINES))
     places = rows[:, None] * (2 * HALF) + dims[None, :]
     is_row = (rows < GROUP)[:, None]
-    for i in gl.static_range(2):
-        staged.store(first if i == 0 else second)
-        values = staged.load(LINES)
-        if alone:
-            gl.store(out + row_base + (FIRST + i * WIDTH) + places, values.to(out.dtype.element_ty), mask=is_row)
-        else:
-            gl.store(part_values + part_base + (FIRST + i * WIDTH) + places, values, mask=is_row)
+    staged.store(sums)
+    values = staged.load(LINES)
+    if alone:
+        gl.store(own_rows + places, values.to(own_rows.dtype.element_ty), mask=is_row)
+    else:
+        gl.store(part_rows + places, values, mask=is_row)
 
 
 @gluon.jit
@@ -269,8 +262,6 @@ def _turn(
     lower,
     upper,
     rotated,
-    lower_boxes,
-    sums,
     largest,
     total,
     score_scale,
@@ -285,10 +276,8 @@ def _turn(
     shared_shrink,
     MASK: gl.constexpr,
     STAGES: gl.constexpr,
-    NARROW: gl.constexpr,
 ):
-    """Scores of a tile, and the lower half of its values."""
-    DTYPE: gl.constexpr = queries_lower.dtype
+    """Weights of a tile, left for those who sum up."""
     stage, parity = count % STAGES, count // STAGES & 1
     scores = gl.zeros([ROWS, KEYS], gl.float32, layout=SCORES)
     mbarrier.wait(full.index(stage * PIECES + ROTATED), parity)
@@ -303,37 +292,37 @@ def _turn(
         keys = gl.arange(0, KEYS, layout=gl.SliceLayout(0, SCORES))
         scores = gl.where((keys < seen)[None, :], scores, -float("inf"))
     new_largest = gl.maximum(largest, gl.max(scores, axis=1) * score_scale)
-    # a row that has seen nothing: minus infinity less itself is not a number
+    # a row that has seen nothing yet: minus infinity less itself is not a number
     shift = gl.where(new_largest == -float("inf"), 0.0, new_largest) if MASK else new_largest
     weights = gl.exp2(scores * score_scale - shift[:, None])
     shrink = gl.exp2(largest - shift)
-    total = total * shrink + gl.sum(weights, axis=1)
-    weights = weights.to(DTYPE)
     mbarrier.wait(taken, (handed & 1) ^ 1)
-    shared_weights.store(weights)
+    shared_weights.store(weights.to(shared_weights.dtype))
     shared_shrink.store(shrink)
     fence_async_shared()
     mbarrier.arrive(given)
-    sums = sums * gl.convert_layout(shrink, gl.SliceLayout(1, SUMS))[:, None]
-    if MASK and not NARROW and seen < KEYS:
-        _clear_end(lower_boxes, stage, seen, DTYPE)
-    sums = warpgroup_mma(gl.convert_layout(weights, WEIGHTS), lower.index(stage), sums, is_async=True)
-    sums = warpgroup_mma_wait(0, deps=[sums])
-    mbarrier.arrive(empty.index(stage * PIECES + LOWER))
-    return sums, new_largest, total
+    return new_largest, total * shrink + gl.sum(weights, axis=1)
 
 
 @gluon.jit
-def _attend_lower(
+def _part_of(request_start, request_end, worker, head_tile, share, HEAD_TILES: gl.constexpr, GROUP: gl.constexpr):
+    """Whether a share has all of a request, and where its part is among those of all heads.
+
+    A share holds two parts of requests at most: one that came in, slot 0, and one that goes on, slot 1.
+    """
+    first_worker = request_start // share
+    slot = worker * 2 + (worker == first_worker).to(gl.int32)
+    return first_worker == (request_end - 1) // share, (slot * HEAD_TILES + head_tile) * GROUP
+
+
+@gluon.jit
+def _weigh(
     q,
     seq_lens,
-    out,
-    part_values,
     part_maxima,
     part_sums,
     batch_size,
     q_stride,
-    out_stride,
     score_scale,
     value_scale,
     worker,
@@ -350,7 +339,6 @@ def _attend_lower(
     lower,
     upper,
     rotated,
-    lower_boxes,
     full,
     empty,
     given,
@@ -362,12 +350,13 @@ def _attend_lower(
     STAGES: gl.constexpr,
     NARROW: gl.constexpr,
 ):
+    """What the first group does: weights of tiles, and at a request's end what its sums are multiplied by."""
     count = 0
     handed = 0
     copy_rows = gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
     is_row = (copy_rows < GROUP)[:, None]
     while tile < share_end:
-        mbarrier.wait(taken, (handed & 1) ^ 1)  # the second group stores by way of its half of the last queries
+        mbarrier.wait(taken, (handed & 1) ^ 1)  # sums went to memory by way of the last queries
         q_rows = q + request.to(gl.int64) * q_stride + head_tile * (GROUP * KEY_DIM)
         _ask_for_queries(q_rows, queries_rotated, is_row, 2 * HALF, NARROW)
         _ask_for_queries(q_rows, queries_lower, is_row, 0, NARROW)
@@ -376,52 +365,41 @@ def _attend_lower(
         seq_len = gl.load(seq_lens + request)
         next_tile = gl.minimum(share_end, request_end)
         last = next_tile - request_start - 1
-        sums = gl.zeros([ROWS, HALF], gl.float32, layout=SUMS)
         largest = gl.full([ROWS], -float("inf"), gl.float32, layout=gl.SliceLayout(1, SCORES))
         total = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, SCORES))
         async_copy.wait_group(0)
         fence_async_shared()
         for _block in range(tile - request_start, last):
-            sums, largest, total = _turn(
-                queries_lower, queries_upper, queries_rotated, lower, upper, rotated, lower_boxes,
-                sums, largest, total, score_scale, KEYS, count, handed,
-                full, empty, given, taken, shared_weights, shared_shrink, False, STAGES, NARROW,
+            largest, total = _turn(
+                queries_lower, queries_upper, queries_rotated, lower, upper, rotated,
+                largest, total, score_scale, KEYS, count, handed,
+                full, empty, given, taken, shared_weights, shared_shrink, False, STAGES,
             )  # fmt: skip
             count += 1
             handed += 1
-        sums, largest, total = _turn(
-            queries_lower, queries_upper, queries_rotated, lower, upper, rotated, lower_boxes,
-            sums, largest, total, score_scale, seq_len - last * KEYS, count, handed,
-            full, empty, given, taken, shared_weights, shared_shrink, True, STAGES, NARROW,
+        largest, total = _turn(
+            queries_lower, queries_upper, queries_rotated, lower, upper, rotated,
+            largest, total, score_scale, seq_len - last * KEYS, count, handed,
+            full, empty, given, taken, shared_weights, shared_shrink, True, STAGES,
         )  # fmt: skip
         count += 1
         handed += 1
-
-        first_worker = request_start // share
-        alone = first_worker == (request_end - 1) // share
-        # a share holds two parts of requests at most: one that came in, slot 0, and one that goes on, slot 1
-        slot = worker * 2 + (worker == first_worker).to(gl.int32)
-        place = (slot * HEAD_TILES + head_tile) * GROUP
-        factor = gl.where(alone, value_scale / gl.where(total == 0.0, 1.0, total), 1.0)
+        alone, place = _part_of(request_start, request_end, worker, head_tile, share, HEAD_TILES, GROUP)
         mbarrier.wait(taken, (handed & 1) ^ 1)
-        shared_shrink.store(factor)
+        shared_shrink.store(gl.where(alone, value_scale / gl.where(total == 0.0, 1.0, total), 1.0))
         mbarrier.arrive(given)
         handed += 1
-        sums = sums * gl.convert_layout(factor, gl.SliceLayout(1, SUMS))[:, None]
         rows = gl.arange(0, ROWS, layout=gl.SliceLayout(1, SCORES))
         left = (rows < GROUP) & (not alone)
         gl.store(part_maxima + place + rows, largest, mask=left)
         gl.store(part_sums + place + rows, total, mask=left)
-        row_base = request.to(gl.int64) * out_stride + head_tile * (GROUP * 2 * HALF)
-        _store_half(
-            sums, queries_lower, out, part_values, row_base, place.to(gl.int64) * (2 * HALF), alone, 0, GROUP
-        )
         tile = next_tile
         request, request_start, request_end = _following(seq_lens, request, request_end, batch_size)
 
 
 @gluon.jit
-def _attend_upper(
+def _sum_up(
+    WHICH: gl.constexpr,  # half of the latents
     seq_lens,
     out,
     part_values,
@@ -435,11 +413,10 @@ def _attend_upper(
     request,
     request_start,
     request_end,
-    queries_upper,
-    upper,
+    staging,  # the queries' half
+    values,  # the half, in quarters
     narrow,
-    lower_boxes,
-    upper_boxes,
+    boxes,  # of the half
     rotated_boxes,
     full,
     empty,
@@ -454,41 +431,39 @@ def _attend_upper(
     STAGES: gl.constexpr,
     NARROW: gl.constexpr,
 ):
-    DTYPE: gl.constexpr = upper.dtype
+    """What the other groups do: half of the sums each."""
     count = 0
     handed = 0
     while tile < share_end:
         seq_len = gl.load(seq_lens + request)
         next_tile = gl.minimum(share_end, request_end)
-        sums = gl.zeros([ROWS, HALF], gl.float32, layout=SUMS)
+        first = gl.zeros([ROWS, QUARTER], gl.float32, layout=SUMS)
+        second = gl.zeros([ROWS, QUARTER], gl.float32, layout=SUMS)
         for block in range(tile - request_start, next_tile - request_start):
             stage, parity = count % STAGES, count // STAGES & 1
             seen = seq_len - block * KEYS
             if NARROW:
-                _widen(narrow, lower_boxes, upper_boxes, rotated_boxes, full, empty, came, gone, count, seen)
-            mbarrier.wait(full.index(stage * PIECES + UPPER), parity)
+                _widen(WHICH, narrow, boxes, rotated_boxes, full, empty, came, gone, count, seen)
+            mbarrier.wait(full.index(stage * PIECES + WHICH), parity)
             mbarrier.wait(given, handed & 1)
             shrink = shared_shrink.load(gl.SliceLayout(1, SUMS))
-            sums = sums * shrink[:, None]
+            first, second = first * shrink[:, None], second * shrink[:, None]
             if not NARROW and seen < KEYS:
-                _clear_end(upper_boxes, stage, seen, DTYPE)
-            sums = warpgroup_mma(shared_weights, upper.index(stage), sums, is_async=True)
-            sums = warpgroup_mma_wait(0, deps=[sums])
-            mbarrier.arrive(empty.index(stage * PIECES + UPPER))
+                _clear_end(boxes, stage, seen)
+            first = warpgroup_mma(shared_weights, values.index(stage * 2), first, is_async=True)
+            second = warpgroup_mma(shared_weights, values.index(stage * 2 + 1), second, is_async=True)
+            first, second = warpgroup_mma_wait(0, deps=[first, second])
+            mbarrier.arrive(empty.index(stage * PIECES + WHICH))
             mbarrier.arrive(taken)
             count += 1
             handed += 1
-        first_worker = request_start // share
-        alone = first_worker == (request_end - 1) // share
-        slot = worker * 2 + (worker == first_worker).to(gl.int32)
-        place = (slot * HEAD_TILES + head_tile) * GROUP
+        alone, place = _part_of(request_start, request_end, worker, head_tile, share, HEAD_TILES, GROUP)
+        own_rows = out + request.to(gl.int64) * out_stride + head_tile * (GROUP * 2 * HALF) + WHICH * HALF
+        part_rows = part_values + place.to(gl.int64) * (2 * HALF) + WHICH * HALF
         mbarrier.wait(given, handed & 1)
         factor = shared_shrink.load(gl.SliceLayout(1, SUMS))
-        sums = sums * factor[:, None]
-        row_base = request.to(gl.int64) * out_stride + head_tile * (GROUP * 2 * HALF)
-        _store_half(
-            sums, queries_upper, out, part_values, row_base, place.to(gl.int64) * (2 * HALF), alone, HALF, GROUP
-        )
+        _store_quarter(first * factor[:, None], staging, own_rows, part_rows, alone, GROUP)
+        _store_quarter(second * factor[:, None], staging, own_rows + QUARTER, part_rows + QUARTER, alone, GROUP)
         mbarrier.arrive(taken)
         handed += 1
         tile = next_tile
@@ -524,7 +499,7 @@ def hopper_latent_kernel(
     BOX_TOKENS: gl.constexpr,
     NARROW: gl.constexpr,  # whether pages are FP8
     DTYPE: gl.constexpr,  # of products
-    REGISTERS: gl.constexpr,  # of a thread of the second group
+    REGISTERS: gl.constexpr,  # of a thread that sums up
     COPY_REGISTERS: gl.constexpr,
 ):
     PARTS: gl.constexpr = HALF // BOX_DIMS
@@ -565,10 +540,12 @@ def hopper_latent_kernel(
     gone = gl.allocate_shared_memory(gl.int64, [NARROW_STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(NARROW_STAGES):
         mbarrier.init(came.index(i), count=1)
-        mbarrier.init(gone.index(i), count=1)
+        mbarrier.init(gone.index(i), count=2)
     mbarrier.init(given, count=1)
-    mbarrier.init(taken, count=1)
+    mbarrier.init(taken, count=2)
     fence_async_shared()
+    lower_quarters = lower._reinterpret(DTYPE, [STAGES * 2, KEYS, QUARTER], TILE)
+    upper_quarters = upper._reinterpret(DTYPE, [STAGES * 2, KEYS, QUARTER], TILE)
     lower_boxes = lower._reinterpret(DTYPE, [STAGES * PARTS, KEYS, BOX_DIMS], TILE)
     upper_boxes = upper._reinterpret(DTYPE, [STAGES * PARTS, KEYS, BOX_DIMS], TILE)
     lower_pages = lower._reinterpret(DTYPE, [STAGES * PARTS * PAGES, BOX_TOKENS, BOX_DIMS], TILE)
@@ -580,20 +557,23 @@ def hopper_latent_kernel(
     # fmt: off
     gl.warp_specialize(
         [
-            (_attend_lower, (q, seq_lens, out, part_values, part_maxima, part_sums, batch_size, q_stride, out_stride,
-                             score_scale, value_scale, worker, head_tile, share, tile, share_end,
-                             request, request_start, request_end, queries_lower, queries_upper, queries_rotated,
-                             lower, upper, rotated, lower_boxes, full, empty, given, taken,
-                             shared_weights, shared_shrink, HEAD_TILES, GROUP, STAGES, NARROW)),
-            (_attend_upper, (seq_lens, out, part_values, batch_size, out_stride, worker, head_tile, share,
-                             tile, share_end, request, request_start, request_end, queries_upper, upper, narrow,
-                             lower_boxes, upper_boxes, rotated, full, empty, came, gone, given, taken,
-                             shared_weights, shared_shrink, HEAD_TILES, GROUP, STAGES, NARROW)),
+            (_weigh, (q, seq_lens, part_maxima, part_sums, batch_size, q_stride, score_scale, value_scale,
+                      worker, head_tile, share, tile, share_end, request, request_start, request_end,
+                      queries_lower, queries_upper, queries_rotated, lower, upper, rotated,
+                      full, empty, given, taken, shared_weights, shared_shrink, HEAD_TILES, GROUP, STAGES, NARROW)),
+            (_sum_up, (LOWER, seq_lens, out, part_values, batch_size, out_stride, worker, head_tile, share, tile,
+                       share_end, request, request_start, request_end, queries_lower, lower_quarters, narrow, lower_boxes,
+                       rotated, full, empty, came, gone, given, taken, shared_weights, shared_shrink,
+                       HEAD_TILES, GROUP, STAGES, NARROW)),
+            (_sum_up, (UPPER, seq_lens, out, part_values, batch_size, out_stride, worker, head_tile, share, tile,
+                       share_end, request, request_start, request_end, queries_upper, upper_quarters, narrow, upper_boxes,
+                       rotated, full, empty, came, gone, given, taken, shared_weights, shared_shrink,
+                       HEAD_TILES, GROUP, STAGES, NARROW)),
             (_copy, (kv, page_table, seq_lens, batch_size, table_stride, tile, share_end,
                      request, request_start, request_end, lower_pages, upper_pages, rotated_pages, narrow_pages,
                      full, empty, came, gone, STAGES, PAGE_SIZE, PAGE_ROWS, BOX_TOKENS, NARROW)),
         ],
-        [4, 1],
-        [REGISTERS, COPY_REGISTERS],
+        [4, 4, 1],
+        [REGISTERS, REGISTERS, COPY_REGISTERS],
     )
     # fmt: on
