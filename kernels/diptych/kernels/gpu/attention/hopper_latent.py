@@ -47,6 +47,20 @@ def fits(page_size: int) -> bool:
     return page_size % TILE_TOKENS == 0 or (page_size >= LEAST_PAGE and TILE_TOKENS % page_size == 0)
 
 
+def constants(q_dtype: torch.dtype, kv_dtype: torch.dtype, page_size: int, page_rows: int) -> dict[str, Any]:
+    """Return what the kernel is compiled for, beside heads and requests; `page_rows`: from a page to the next."""
+    narrow = kv_dtype == FP8
+    return {
+        "PAGE_SIZE": page_size,
+        "PAGE_ROWS": page_rows,
+        "BOX_TOKENS": min(page_size, TILE_TOKENS),
+        "STAGES": 1 if narrow else 2,  # shared memory has room for two tiles of products' operands
+        "NARROW": narrow,
+        "DTYPE": product_dtype(q_dtype, kv_dtype),
+        **LAUNCH,
+    }
+
+
 def attend(
     q: Tensor,
     kv_layer: Tensor,
@@ -65,8 +79,7 @@ def attend(
     num_pages, _, page_size, _, _ = kv_layer.shape
     page_rows, box_tokens = kv_layer.stride(0) // WIDTH, min(page_size, TILE_TOKENS)
     rows = (num_pages - 1) * page_rows + page_size
-    narrow = kv_layer.dtype == FP8
-    layout = NARROW_LAYOUT if narrow else LAYOUT
+    layout = NARROW_LAYOUT if kv_layer.dtype == FP8 else LAYOUT
     pool = TensorDescriptor(kv_layer, [rows, WIDTH], [WIDTH, 1], [box_tokens, BOX], layout)
     hopper_latent_kernel[(num_splits * head_tiles,)](
         q,
@@ -85,12 +98,6 @@ def attend(
         HEAD_TILES=head_tiles,
         GROUP=q.shape[1] // head_tiles,
         BATCH=batch_block,
-        PAGE_SIZE=page_size,
-        PAGE_ROWS=page_rows,
-        BOX_TOKENS=box_tokens,
-        STAGES=1 if narrow else 2,  # shared memory has room for two tiles of products' operands
-        NARROW=narrow,
-        DTYPE=product_dtype(q.dtype, kv_layer.dtype),
-        **LAUNCH,
+        **constants(q.dtype, kv_layer.dtype, page_size, page_rows),
         num_warps=4,
     )
