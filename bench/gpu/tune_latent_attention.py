@@ -30,8 +30,14 @@ from diptych.kernels.gpu.attention.latent_attention import LatentWorkspace, Merg
 CONTEXT_LEN: Final = 163_840
 CASES: Final = tuple(
     (kind, heads, *case)
-    for kind, heads in (("bf16", 128), ("bf16", 16), ("fp8", 128), ("fp8", 16))
+    for kind, heads in (("bf16", 128), ("bf16", 64), ("bf16", 32), ("bf16", 16), ("fp8", 128), ("fp8", 32))
     for case in ((64, 4096), (8, 4096), (1, 32_768), (128, 1024))
+)
+EXTEND: Final = (
+    ("bf16", 128, 1, 3072, 1024),
+    ("bf16", 128, 8, 2040, 8),
+    ("bf16", 16, 4, 0, 1024),
+    ("fp8", 128, 1, 3072, 1024),
 )
 RAGGED: Final = (1, 63, 64, 65, 1000, 0, 2047, 300)
 OTHER_PAGES: Final = (16, 128)
@@ -52,19 +58,16 @@ class Candidate:
 def candidates(kind: str, heads: int, batch: int) -> Iterator[Candidate]:
     yield Candidate("portable", on_hopper=False)
     yield Candidate("hopper", on_hopper=True)
-    if batch == 64:
-        yield Candidate("hopper, 64 shares", on_hopper=True, shares=64 if heads == 128 else 128)
+    if batch == 64 and heads == 128:
+        yield Candidate("hopper, 64 shares", on_hopper=True, shares=64)
         yield Candidate("hopper, 192 registers", on_hopper=True, launch={"REGISTERS": 192, "COPY_REGISTERS": 24})
-    if batch < 64:
+    if batch == 8:
         yield Candidate("hopper, merge 512 x 8 w4", on_hopper=True, merge=MergeLaunch(512, 8, 4))
-        yield Candidate("hopper, merge 512 x 16 w8", on_hopper=True, merge=MergeLaunch(512, 16, 8))
-        yield Candidate("hopper, merge 128 x 16 w4", on_hopper=True, merge=MergeLaunch(128, 16, 4))
         yield Candidate("hopper, merge 128 x 16 w1", on_hopper=True, merge=MergeLaunch(128, 16, 1))
-        yield Candidate("hopper, merge 256 x 32 w8", on_hopper=True, merge=MergeLaunch(256, 32, 8))
-    else:
-        yield Candidate("hopper, merge 512 x 2 w1", on_hopper=True, merge=MergeLaunch(512, 2, 1))
-        yield Candidate("hopper, merge 256 x 4 w1", on_hopper=True, merge=MergeLaunch(256, 4, 1))
-        yield Candidate("hopper, merge 512 x 4 w2", on_hopper=True, merge=MergeLaunch(512, 4, 2))
+    if batch == 1:
+        yield Candidate("hopper, merge 128 x 32 w4", on_hopper=True, merge=MergeLaunch(128, 32, 4))
+        yield Candidate("hopper, merge 64 x 64 w4", on_hopper=True, merge=MergeLaunch(64, 64, 4))
+        yield Candidate("hopper, merge 128 x 16 w1", on_hopper=True, merge=MergeLaunch(128, 16, 1))
 
 
 class Step:
@@ -81,11 +84,11 @@ class Step:
     def attend(self, layer: Tensor) -> None:
         tables = self.pool.page_table, self.pool.seq_lens
         hopper_latent.LAUNCH.update(PRESENT | self.candidate.launch)
-        call = latent_attention._attend_on_hopper if self.candidate.on_hopper else latent_attention._attend
+        call = latent_attention.decode_on_hopper if self.candidate.on_hopper else latent_attention.decode_anywhere
         call(self.q, layer, *tables, self.out, self.parts, self.shape, SCALE * LOG2_E, 1.0, self.shares)
 
     def merge(self) -> None:
-        launch = self.candidate.merge or latent_attention.merge_launch(self.shape, len(self.q))
+        launch = self.candidate.merge or latent_attention.merge_launch(self.shape, len(self.q), self.shares)
         latent_attention.merge_parts(self.parts, self.pool.seq_lens, self.out, self.shape, 1.0, self.shares, launch)
 
     def run(self, layer: Tensor) -> Callable[[], object]:
@@ -158,22 +161,65 @@ def compile_one(case: tuple[str, int, int, int]) -> None:
         except OutOfResources:
             continue
     if batch == CASES[0][2]:
-        for page_size in OTHER_PAGES:
+        for page_size in OTHER_PAGES if heads == 128 else ():
             pool = ragged_pool(kind, heads, page_size)
             Step(Candidate("", on_hopper=True, shares=1), pool).run(pool.kv[:, 0])()
     torch.cuda.synchronize()
 
 
 def check(report: Report, kind: str, heads: int) -> None:
-    for page_size in (64, *OTHER_PAGES):
+    for page_size in (64, *OTHER_PAGES) if heads == 128 else (64,):
         pool = ragged_pool(kind, heads, page_size)
-        for shares in (1, 5, 40):
+        for shares in (1, 5, 40) if page_size == 64 else (5,):
             for on_hopper in (False, True):
                 candidate = Candidate("", on_hopper, shares=shares)
                 name = f"error, {kind}, {heads} heads, pages of {page_size}, {shares} shares, hopper {on_hopper}"
                 error = error_of(candidate, pool)
-                if error > LIMIT or page_size == 64:
+                if error > LIMIT or heads == 128:
                     report.row("gpu/tune_latent_attention", name + ("" if error < LIMIT else " WRONG"), error, "")
+
+
+def extend(pool: Pool, new: int, on_hopper: bool) -> Tensor:
+    """New tokens at the end of each request, of the second layer."""
+    return Chunk(pool, new, on_hopper).run(pool.kv[:, 1])
+
+
+class Chunk:
+    """So many new tokens of each request."""
+
+    def __init__(self, pool: Pool, new: int, on_hopper: bool) -> None:
+        torch.manual_seed(0)
+        self.pool = pool
+        self.call = latent_attention.extend_on_hopper if on_hopper else latent_attention.extend_anywhere
+        new_lens = pool.seq_lens.clamp(max=new).cumsum(0).to(torch.int32)
+        self.starts = torch.cat([new_lens.new_zeros(1), new_lens])
+        self.q, self.out = pool.queries(int(new_lens[-1]))
+
+    def run(self, layer: Tensor) -> Tensor:
+        tables = self.pool.page_table, self.pool.seq_lens, self.starts
+        self.call(self.q, layer, *tables, self.out, self.pool.shape, SCALE * LOG2_E, 1.0)
+        return self.out
+
+
+def compile_extend(case: tuple[str, int, int, int, int]) -> None:
+    """Into the cache on disk."""
+    kind, heads, _, _, _ = case
+    for on_hopper in (False, True):
+        extend(ragged_pool(kind, heads, 64), 70, on_hopper)
+    torch.cuda.synchronize()
+
+
+def time_extend(report: Report, kind: str, heads: int, batch: int, prefix: int, new: int) -> None:
+    ragged = ragged_pool(kind, heads, 64)
+    found, expected = (extend(ragged, 70, on_hopper).float() for on_hopper in (True, False))
+    error = float(((found - expected).abs().amax((1, 2)) / expected.abs().amax((1, 2))).max())
+    report.row("gpu/tune_latent_attention", f"error, extend, {kind}, {heads} heads", error, "")
+    pool, flops = Pool(kind, heads, batch, prefix + new), heads * 2 * 1088 * batch * new * (prefix + new / 2)
+    for on_hopper in (False, True):
+        chunk = Chunk(pool, new, on_hopper)
+        each = seconds_each([partial(chunk.run, layer) for layer in pool.kv.unbind(1)], rounds=5, warm_s=0.02)
+        case = f"extend {kind}, {heads} heads, {batch} x {new} after {prefix}, hopper {on_hopper}"
+        report.row("gpu/tune_latent_attention", case, each * 1e6, "us", peers={"TFLOP/s": flops / each / 1e12})
 
 
 def time_case(report: Report, kind: str, heads: int, batch: int, seq_len: int) -> None:
@@ -201,10 +247,14 @@ def main() -> None:
     cases = [case for case in CASES if options.only in "{} {} {} {}".format(*case)]
     began = time.perf_counter()
     in_processes(compile_one, cases[:1] if options.quick else cases)
+    in_processes(compile_extend, EXTEND)
     print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
     with torch.inference_mode(), Report(as_json=options.json) as report:
         for kind, heads in dict.fromkeys(case[:2] for case in cases):
             check(report, kind, heads)
+        report.close()
+        for extend_case in EXTEND:
+            time_extend(report, *extend_case)
         report.close()
         for case in cases[:1] if options.quick else cases:
             time_case(report, *case)

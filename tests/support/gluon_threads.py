@@ -237,6 +237,8 @@ def _modules() -> Mapping[str, types.ModuleType]:
         float8e4nv=torch.float8_e4m3fn,
         float32=torch.float32,
         program_id=lambda _axis: torch.tensor(_here.program),
+        num_programs=lambda _axis: torch.tensor(_here.num_programs),
+        to_tensor=torch.as_tensor,
         arange=lambda start, stop, layout=None: torch.arange(start, stop),
         zeros=lambda shape, dtype, layout=None: torch.zeros(shape, dtype=dtype),
         full=lambda shape, value, dtype, layout=None: torch.full(shape, value, dtype=dtype),
@@ -317,5 +319,5 @@ def launch(kernel: Callable[..., None], num_programs: int, *arguments: Any, **co
     """Run programs one after the other; tensors are handed over as pointers."""
     handed = [Pointer.to(each) if isinstance(each, Tensor) else each for each in arguments]
     for program in range(num_programs):
-        _here.program = program
+        _here.program, _here.num_programs = program, num_programs
         kernel(*handed, **constants)

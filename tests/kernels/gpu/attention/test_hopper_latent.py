@@ -1,4 +1,4 @@
-"""The kernel for Hopper, whose groups of warps are threads here: `TestOnGpus` of `test_latent_attention` has it there."""
+"""The kernels for Hopper with threads for groups of warps; `TestOnGpus` of `test_latent_attention` has them there."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from diptych.kernels.gpu.attention.latent_attention import reference_latent_atte
 SCALE: Final = 0.05
 FILE: Final = Path(hopper_latent.__file__).with_name("hopper_latent_kernel.py")
 NUM_HEADS: Final = 6
+KINDS: Final = pytest.mark.parametrize("kv_dtype", [torch.float16, FP8], ids=["16 bits", "FP8"])
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Any:
-    return kernels_of(FILE)["hopper_latent_kernel"]
+def kernels() -> Any:
+    return kernels_of(FILE)
 
 
 class Step:
     """Requests whose pages lie anywhere in the middle layer of three; what nobody has is NaN."""
 
-    def __init__(self, seq_lens: tuple[int, ...], page_size: int, kv_dtype: torch.dtype) -> None:
+    def __init__(
+        self, seq_lens: tuple[int, ...], new_lens: tuple[int, ...], page_size: int, num_heads: int, kv_dtype: Any
+    ) -> None:
         torch.manual_seed(0)
         counts = [-(-seq_len // page_size) for seq_len in seq_lens]
         pool = torch.randn(sum(counts) + 1, 3, 1, page_size, 1, 576)
@@ -41,32 +44,33 @@ class Step:
                 pool[order[first + count - 1], :, :, seq_len - (count - 1) * page_size :] = torch.nan
             first += count
         self.pool = pool.to(kv_dtype)
-        self.kv_layer, self.page_size = self.pool[:, 1], page_size
-        self.q = torch.randn(len(counts), NUM_HEADS, 576).to(torch.float16)
+        self.kv_layer, self.page_size, self.num_heads = self.pool[:, 1], page_size, num_heads
+        self.q = torch.randn(sum(new_lens), num_heads, 576).to(torch.float16)
         self.seq_lens = torch.tensor(seq_lens, dtype=torch.int32)
+        self.starts = torch.tensor((0, *new_lens)).cumsum(0).to(torch.int32)
+        self.out = torch.full((len(self.q), num_heads, 512), torch.nan, dtype=torch.float16)
+
+    def rows(self) -> Descriptor:
+        num_rows = (len(self.pool) - 1) * (self.kv_layer.stride(0) // 576) + self.page_size
+        return Descriptor(self.kv_layer.as_strided((num_rows, 576), (576, 1)))
+
+    def constants(self) -> dict[str, Any]:
+        page_rows = self.kv_layer.stride(0) // 576
+        found = hopper_latent.constants(self.q.dtype, self.pool.dtype, self.page_size, page_rows)
+        return {**found, "HEADS": self.num_heads, "DTYPE": torch.float16}
+
+    def strides(self) -> tuple[int, int, int]:
+        return self.q.stride(0), self.out.stride(0), self.page_table.stride(0)
+
+    def assert_right(self) -> None:
+        tables = self.page_table, self.seq_lens, self.starts
+        right = reference_latent_attention(self.q, self.kv_layer, *tables, rank=512, scale=SCALE)
+        assert torch.allclose(self.out.double(), right.nan_to_num(), atol=2e-3, rtol=2e-3)
 
 
-def attend(kernel: Any, step: Step, num_splits: int, head_tiles: int) -> Tensor:
-    narrow = step.pool.dtype == FP8
-    batch, page_rows = len(step.q), step.kv_layer.stride(0) // 576
-    out = torch.full((batch, NUM_HEADS, 512), torch.nan, dtype=torch.float16)
-    values = torch.full((2 * num_splits, NUM_HEADS, 512), torch.nan)
-    maxima, sums = torch.full((2, 2 * num_splits, NUM_HEADS), torch.nan)
-    rows = step.kv_layer.as_strided(((len(step.pool) - 1) * page_rows + step.page_size, 576), (576, 1))
-    launch(
-        kernel, num_splits * head_tiles, step.q, Descriptor(rows), step.page_table, step.seq_lens, out,
-        values, maxima, sums, batch, step.q.stride(0), out.stride(0), step.page_table.stride(0), num_splits,
-        SCALE * LOG2_E, 1.0,
-        HEAD_TILES=head_tiles, GROUP=NUM_HEADS // head_tiles, BATCH=16, PAGE_SIZE=step.page_size, PAGE_ROWS=page_rows,
-        BOX_TOKENS=min(step.page_size, 64), STAGES=1 if narrow else 2, NARROW=narrow, DTYPE=torch.float16,
-        **hopper_latent.LAUNCH,
-    )  # fmt: skip
-    return merged(step.seq_lens, out, values, maxima, sums, num_splits)
-
-
-def merged(seq_lens: Tensor, out: Tensor, values: Tensor, maxima: Tensor, sums: Tensor, num_splits: int) -> Tensor:
+def merge(step: Step, values: Tensor, maxima: Tensor, sums: Tensor, num_splits: int) -> None:
     """As `latent_merge_kernel` adds up parts."""
-    tiles = (-(-seq_lens // 64)).clamp(min=1)
+    tiles = (-(-step.seq_lens // 64)).clamp(min=1)
     ends = tiles.cumsum(0)
     share = -(-int(ends[-1]) // num_splits)
     for request, (end, count) in enumerate(zip(ends.tolist(), tiles.tolist(), strict=True)):
@@ -76,11 +80,10 @@ def merged(seq_lens: Tensor, out: Tensor, values: Tensor, maxima: Tensor, sums: 
         slots = torch.tensor([worker * 2 + (worker == first) for worker in range(first, last + 1)])
         grow = torch.exp2(maxima[slots] - maxima[slots].amax(0))
         total = (values[slots] * grow[..., None]).sum(0) / (sums[slots] * grow).sum(0)[:, None]
-        out[request] = total.to(out.dtype)
-    return out
+        step.out[request] = total.to(step.out.dtype)
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.float16, FP8], ids=["16 bits", "FP8"])
+@KINDS
 @pytest.mark.parametrize(
     ("seq_lens", "page_size", "num_splits", "head_tiles"),
     [
@@ -89,17 +92,45 @@ def merged(seq_lens: Tensor, out: Tensor, values: Tensor, maxima: Tensor, sums: 
         ((200, 70), 128, 5, 1),
         ((600, 500), 32, 1, 1),
     ],
-    ids=["shares that cut requests", "small pages, and nobody", "large pages, and more shares than tiles", "one share of many tiles"],
+    ids=[
+        "shares that cut requests",
+        "small pages, and nobody",
+        "large pages, and more shares than tiles",
+        "one share of many tiles",
+    ],
 )
-def test_it_is_what_the_reference_computes_in_float64(
-    kernel: Any, seq_lens: tuple[int, ...], page_size: int, num_splits: int, head_tiles: int, kv_dtype: torch.dtype
+def test_a_decode_step_is_what_the_reference_computes_in_float64(
+    kernels: Any, seq_lens: tuple[int, ...], page_size: int, num_splits: int, head_tiles: int, kv_dtype: Any
 ) -> None:
-    step = Step(seq_lens, page_size, kv_dtype)
-    out = attend(kernel, step, num_splits, head_tiles)
-    own = torch.arange(len(seq_lens) + 1)
-    seen = step.seq_lens > 0
-    right = reference_latent_attention(
-        step.q, step.kv_layer, step.page_table, step.seq_lens, own, rank=512, scale=SCALE
-    ).nan_to_num()
-    assert torch.allclose(out.double(), right, atol=2e-3, rtol=2e-3)
-    assert not out[~seen].any()
+    step = Step(seq_lens, (1,) * len(seq_lens), page_size, NUM_HEADS, kv_dtype)
+    values = torch.full((2 * num_splits, NUM_HEADS, 512), torch.nan)
+    maxima, sums = torch.full((2, 2 * num_splits, NUM_HEADS), torch.nan)
+    launch(
+        kernels["hopper_latent_decode_kernel"], num_splits * head_tiles, step.q, step.rows(), step.page_table,
+        step.seq_lens, step.out, values, maxima, sums, len(seq_lens), *step.strides(), num_splits, SCALE * LOG2_E, 1.0,
+        **step.constants(), HEAD_TILES=head_tiles, BATCH=16,
+    )  # fmt: skip
+    merge(step, values, maxima, sums, num_splits)
+    step.assert_right()
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("seq_lens", "new_lens", "num_heads"),
+    [
+        ((70, 130, 1), (70, 3, 1), 16),
+        ((200, 5), (2, 5), 128),
+        ((129, 64, 90), (40, 0, 33), 6),
+    ],
+    ids=["several tokens a tile", "a token in two tiles", "heads that tiles do not divide, and nobody"],
+)
+def test_new_tokens_see_their_prefix_and_themselves(
+    kernels: Any, seq_lens: tuple[int, ...], new_lens: tuple[int, ...], num_heads: int, kv_dtype: Any
+) -> None:
+    step = Step(seq_lens, new_lens, 16, num_heads, kv_dtype)
+    num_programs = len(step.q) * num_heads // 64 + len(seq_lens)
+    launch(
+        kernels["hopper_latent_extend_kernel"], num_programs, step.q, step.rows(), step.page_table, step.seq_lens,
+        step.starts, step.out, len(seq_lens), *step.strides(), SCALE * LOG2_E, 1.0, **step.constants(),
+    )  # fmt: skip
+    step.assert_right()

@@ -14,13 +14,21 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from diptych.kernels.gpu.attention.decode_attention import FP8, product_dtype
-from diptych.kernels.gpu.attention.hopper_latent_kernel import BOX_DIMS, KEY_DIM, KEYS, hopper_latent_kernel
+from diptych.kernels.gpu.attention.hopper_latent_kernel import (
+    BOX_DIMS,
+    KEY_DIM,
+    KEYS,
+    ROWS,
+    hopper_latent_decode_kernel,
+    hopper_latent_extend_kernel,
+)
 
 HOPPER: Final = (9, 0)
 DIMS: Final = (512, 64)
 DTYPES: Final = (torch.bfloat16, torch.float16)
 BOX: Final = int(BOX_DIMS.value)
 TILE_TOKENS: Final = int(KEYS.value)
+NUM_ROWS: Final = int(ROWS.value)
 WIDTH: Final = int(KEY_DIM.value)
 LEAST_PAGE: Final = 8  # tokens, of which the copy engine's pattern has eight rows
 LAYOUT: Final = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -61,7 +69,7 @@ def constants(q_dtype: torch.dtype, kv_dtype: torch.dtype, page_size: int, page_
     }
 
 
-def attend(
+def decode(
     q: Tensor,
     kv_layer: Tensor,
     page_table: Tensor,
@@ -76,14 +84,9 @@ def attend(
     batch_block: int,
 ) -> None:
     """Leave what shares have of requests in `parts`, or in `out` where a share has all of one."""
-    num_pages, _, page_size, _, _ = kv_layer.shape
-    page_rows, box_tokens = kv_layer.stride(0) // WIDTH, min(page_size, TILE_TOKENS)
-    rows = (num_pages - 1) * page_rows + page_size
-    layout = NARROW_LAYOUT if kv_layer.dtype == FP8 else LAYOUT
-    pool = TensorDescriptor(kv_layer, [rows, WIDTH], [WIDTH, 1], [box_tokens, BOX], layout)
-    hopper_latent_kernel[(num_splits * head_tiles,)](
+    hopper_latent_decode_kernel[(num_splits * head_tiles,)](
         q,
-        pool,
+        _pool(kv_layer),
         page_table,
         seq_lens,
         out,
@@ -95,9 +98,49 @@ def attend(
         num_splits,
         score_scale,
         value_scale,
+        HEADS=q.shape[1],
         HEAD_TILES=head_tiles,
-        GROUP=q.shape[1] // head_tiles,
         BATCH=batch_block,
-        **constants(q.dtype, kv_layer.dtype, page_size, page_rows),
+        **constants(q.dtype, kv_layer.dtype, kv_layer.shape[2], kv_layer.stride(0) // WIDTH),
         num_warps=4,
     )
+
+
+def extend(
+    q: Tensor,
+    kv_layer: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    extend_starts: Tensor,
+    out: Tensor,
+    *,
+    score_scale: float,
+    value_scale: float,
+) -> None:
+    """Do what `latent_extend` does."""
+    batch, num_heads = len(seq_lens), q.shape[1]
+    hopper_latent_extend_kernel[(len(q) * num_heads // NUM_ROWS + batch,)](
+        q,
+        _pool(kv_layer),
+        page_table,
+        seq_lens,
+        extend_starts,
+        out,
+        batch,
+        q.stride(0),
+        out.stride(0),
+        page_table.stride(0),
+        score_scale,
+        value_scale,
+        HEADS=num_heads,
+        **constants(q.dtype, kv_layer.dtype, kv_layer.shape[2], kv_layer.stride(0) // WIDTH),
+        num_warps=4,
+    )
+
+
+def _pool(kv_layer: Tensor) -> TensorDescriptor:
+    """Return what the copy engine reads pages by: rows of all tokens, those of other layers among them."""
+    num_pages, _, page_size, _, _ = kv_layer.shape
+    rows = (num_pages - 1) * (kv_layer.stride(0) // WIDTH) + page_size
+    layout = NARROW_LAYOUT if kv_layer.dtype == FP8 else LAYOUT
+    return TensorDescriptor(kv_layer, [rows, WIDTH], [WIDTH, 1], [min(page_size, TILE_TOKENS), BOX], layout)

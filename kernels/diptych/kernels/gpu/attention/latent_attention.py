@@ -8,12 +8,13 @@ recorded in CUDA graphs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
+from diptych.kernels.gpu.attention import hopper_latent
 from diptych.kernels.gpu.attention.decode_attention import (
     BATCH_BLOCK,
     FEW_REQUESTS,
@@ -23,8 +24,6 @@ from diptych.kernels.gpu.attention.decode_attention import (
     MIN_HEADS,
     product_dtype,
 )
-from diptych.kernels.gpu.attention.hopper_latent import attend as hopper_latent
-from diptych.kernels.gpu.attention.hopper_latent import serves
 from diptych.kernels.gpu.attention.latent_attention_kernels import (
     latent_decode_kernel,
     latent_extend_kernel,
@@ -32,7 +31,6 @@ from diptych.kernels.gpu.attention.latent_attention_kernels import (
 )
 from diptych.kernels.gpu.grid import cdiv, power_of_two
 
-MANY_HEADS: Final = 2048  # of all requests: programs that fill an H200
 Parts = tuple[Tensor, Tensor, Tensor]  # values, maxima and sums that shares leave
 
 
@@ -142,11 +140,14 @@ class MergeLaunch:
     num_warps: int
 
 
-def merge_launch(shape: LatentShape, batch: int) -> MergeLaunch:
-    """Few heads have many parts each, of which many are read at once; many heads are programs enough with a few."""
-    if batch * shape.num_heads < MANY_HEADS:
-        return MergeLaunch(min(128, power_of_two(shape.rank)), 32, 4)
-    return MergeLaunch(power_of_two(shape.rank), 2, 1)
+def merge_launch(shape: LatentShape, batch: int, num_splits: int) -> MergeLaunch:
+    """Few heads of many parts are shared out by dimensions; many heads are programs enough. By an H200's times."""
+    rank, parts = power_of_two(shape.rank), num_splits // max(1, batch) + 2  # of requests of equal lengths
+    if parts <= 4:
+        return MergeLaunch(rank, 2, 1)
+    if parts <= 12:
+        return MergeLaunch(rank, 8, 4)
+    return MergeLaunch(min(128, rank), 16, 1) if batch * shape.num_heads >= 64 else MergeLaunch(min(128, rank), 32, 4)
 
 
 def latent_decode(
@@ -172,13 +173,21 @@ def latent_decode(
     _check(q, kv_layer, page_table, seq_lens, out, shape)
     assert len(workspace.maxima) >= 2 * num_splits, (workspace.maxima.shape, num_splits)
     parts = workspace.values, workspace.maxima, workspace.sums
-    attend = _attend_on_hopper if serves((shape.rank, shape.rope_dim), q.dtype, kv_layer) else _attend
+    attend = (
+        decode_on_hopper if hopper_latent.serves((shape.rank, shape.rope_dim), q.dtype, kv_layer) else decode_anywhere
+    )
     with torch.cuda.device_of(q):
         attend(q, kv_layer, page_table, seq_lens, out, parts, shape, scale * kv_scale * LOG2_E, kv_scale, num_splits)
-        merge_parts(parts, seq_lens, out, shape, kv_scale, num_splits, merge_launch(shape, len(q)))
+        merge_parts(parts, seq_lens, out, shape, kv_scale, num_splits, merge_launch(shape, len(q), num_splits))
 
 
-def _attend_on_hopper(
+def _pays_on_hopper(shape: LatentShape, kv_layer: Tensor) -> bool:
+    """Up to 16 heads wait for memory, and tiles of 16 rows are the faster ones; see bench/results/gpu.md."""
+    dims = shape.rank, shape.rope_dim
+    return shape.decode_rows > MIN_HEADS and hopper_latent.serves(dims, shape.dtype, kv_layer)
+
+
+def decode_on_hopper(
     q: Tensor,
     kv_layer: Tensor,
     page_table: Tensor,
@@ -190,7 +199,7 @@ def _attend_on_hopper(
     value_scale: float,
     num_splits: int,
 ) -> None:
-    hopper_latent(
+    hopper_latent.decode(
         q,
         kv_layer,
         page_table,
@@ -205,7 +214,7 @@ def _attend_on_hopper(
     )
 
 
-def _attend(
+def decode_anywhere(
     q: Tensor,
     kv_layer: Tensor,
     page_table: Tensor,
@@ -287,27 +296,59 @@ def latent_extend(
     last of them are padding, and left alone.
     """
     _check(q, kv_layer, page_table, seq_lens, out, shape)
-    batch, kv, constants = len(seq_lens), _entries(kv_layer), shape.extend_constants()
+    on_hopper = hopper_latent.serves((shape.rank, shape.rope_dim), shape.dtype, kv_layer)
+    attend = extend_on_hopper if on_hopper else extend_anywhere
+    tables = page_table, seq_lens, extend_starts
     with torch.cuda.device_of(q):
-        latent_extend_kernel[(len(q) * shape.num_heads // constants["ROWS"] + batch,)](
-            q,
-            kv,
-            page_table,
-            seq_lens,
-            extend_starts,
-            out,
-            batch,
-            q.stride(0),
-            out.stride(0),
-            page_table.stride(0),
-            kv.stride(0),
-            kv.stride(2),
-            scale * kv_scale * LOG2_E,
-            kv_scale,
-            **constants,
-            COMPILED=not triton.knobs.runtime.interpret,
-            num_warps=shape.extend_tile.num_warps,
-        )
+        attend(q, kv_layer, *tables, out, shape, scale * kv_scale * LOG2_E, kv_scale)
+
+
+def extend_on_hopper(
+    q: Tensor,
+    kv_layer: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    extend_starts: Tensor,
+    out: Tensor,
+    _shape: LatentShape,
+    score_scale: float,
+    value_scale: float,
+) -> None:
+    scales = {"score_scale": score_scale, "value_scale": value_scale}
+    hopper_latent.extend(q, kv_layer, page_table, seq_lens, extend_starts, out, **scales)
+
+
+def extend_anywhere(
+    q: Tensor,
+    kv_layer: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    extend_starts: Tensor,
+    out: Tensor,
+    shape: LatentShape,
+    score_scale: float,
+    value_scale: float,
+) -> None:
+    batch, kv, constants = len(seq_lens), _entries(kv_layer), shape.extend_constants()
+    latent_extend_kernel[(len(q) * shape.num_heads // constants["ROWS"] + batch,)](
+        q,
+        kv,
+        page_table,
+        seq_lens,
+        extend_starts,
+        out,
+        batch,
+        q.stride(0),
+        out.stride(0),
+        page_table.stride(0),
+        kv.stride(0),
+        kv.stride(2),
+        score_scale,
+        value_scale,
+        **constants,
+        COMPILED=not triton.knobs.runtime.interpret,
+        num_warps=shape.extend_tile.num_warps,
+    )
 
 
 def reference_latent_attention(
