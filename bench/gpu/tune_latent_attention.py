@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -25,12 +25,18 @@ from warm_cache import in_processes
 
 from diptych.kernels.gpu.attention import hopper_latent, latent_attention
 from diptych.kernels.gpu.attention.decode_attention import LOG2_E
-from diptych.kernels.gpu.attention.latent_attention import LatentWorkspace, MergeLaunch, latent_splits
+from diptych.kernels.gpu.attention.latent_attention import (
+    LatentShape,
+    LatentWorkspace,
+    MergeLaunch,
+    Tile,
+    latent_splits,
+)
 
 CONTEXT_LEN: Final = 163_840
 CASES: Final = tuple(
     (kind, heads, *case)
-    for kind, heads in (("bf16", 128), ("bf16", 64), ("bf16", 32), ("bf16", 16), ("fp8", 128), ("fp8", 32))
+    for kind, heads in (("bf16", 128), ("bf16", 64), ("bf16", 32), ("fp8", 128), ("fp8", 32))
     for case in ((64, 4096), (8, 4096), (1, 32_768), (128, 1024))
 )
 EXTEND: Final = (
@@ -39,6 +45,11 @@ EXTEND: Final = (
     ("bf16", 16, 4, 0, 1024),
     ("fp8", 128, 1, 3072, 1024),
 )
+TILES: Final = {
+    "bf16": (Tile(32, 4, 6), Tile(32, 4, 3, 2), Tile(64, 8, 3), Tile(32, 8, 6), Tile(128, 8, 1), Tile(16, 4, 6, 2)),
+    "fp8": (Tile(64, 4, 5), Tile(64, 8, 5), Tile(128, 8, 3), Tile(32, 4, 6, 2), Tile(64, 8, 3, 2), Tile(32, 4, 3, 4)),
+}
+TILE_CASES: Final = tuple((kind, 16, *case) for kind in TILES for case in ((64, 4096), (8, 4096), (1, 32_768)))
 RAGGED: Final = (1, 63, 64, 65, 1000, 0, 2047, 300)
 OTHER_PAGES: Final = (16, 128)
 LIMIT: Final = 0.02  # of a result's largest error, beside its largest value: bfloat16 weights
@@ -53,10 +64,28 @@ class Candidate:
     launch: dict[str, Any] = field(default_factory=dict)
     shares: int | None = None  # for all heads of a program; None: as the product says
     merge: MergeLaunch | None = None
+    tile: Tile | None = None  # of the portable kernel; None: the present one
+
+
+@dataclass(frozen=True, slots=True)
+class Tiled(LatentShape):
+    """A shape of another tile."""
+
+    tile: Tile
+
+    @property
+    def decode_tile(self) -> Tile:
+        return self.tile
 
 
 def candidates(kind: str, heads: int, batch: int) -> Iterator[Candidate]:
     yield Candidate("portable", on_hopper=False)
+    if (kind, heads, batch) in [case[:3] for case in TILE_CASES]:
+        for tile in TILES[kind]:
+            name = "portable, {} tokens, w{} s{}, {} programs".format(*astuple(tile))
+            yield Candidate(name, on_hopper=False, tile=tile)
+    if kind == "fp8" and heads == 16:
+        return
     yield Candidate("hopper", on_hopper=True)
     if batch == 64 and heads == 128:
         yield Candidate("hopper, 64 shares", on_hopper=True, shares=64)
@@ -75,6 +104,8 @@ class Step:
 
     def __init__(self, candidate: Candidate, pool: Pool) -> None:
         self.candidate, self.pool, self.shape = candidate, pool, pool.shape
+        if candidate.tile is not None:
+            self.shape = Tiled(**asdict(pool.shape), tile=candidate.tile)
         self.q, self.out = pool.queries(len(pool.seq_lens))
         sms = torch.cuda.get_device_properties(self.q.device).multi_processor_count
         self.shares = candidate.shares or latent_splits(self.shape, len(self.q), CONTEXT_LEN, sms)
@@ -243,17 +274,18 @@ def time_case(report: Report, kind: str, heads: int, batch: int, seq_len: int) -
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument("--tiles", action="store_true", help="the portable kernel's, for few heads")
     options = parser.parse_args()
-    cases = [case for case in CASES if options.only in "{} {} {} {}".format(*case)]
+    cases = [case for case in (TILE_CASES if options.tiles else CASES) if options.only in "{} {} {} {}".format(*case)]
     began = time.perf_counter()
     in_processes(compile_one, cases[:1] if options.quick else cases)
-    in_processes(compile_extend, EXTEND)
+    in_processes(compile_extend, () if options.tiles else EXTEND)
     print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
     with torch.inference_mode(), Report(as_json=options.json) as report:
         for kind, heads in dict.fromkeys(case[:2] for case in cases):
             check(report, kind, heads)
         report.close()
-        for extend_case in EXTEND:
+        for extend_case in () if options.tiles else EXTEND:
             time_extend(report, *extend_case)
         report.close()
         for case in cases[:1] if options.quick else cases:
