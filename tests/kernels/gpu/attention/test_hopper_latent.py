@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -134,3 +135,38 @@ def test_new_tokens_see_their_prefix_and_themselves(
         step.starts, step.out, len(seq_lens), *step.strides(), SCALE * LOG2_E, 1.0, **step.constants(),
     )  # fmt: skip
     step.assert_right()
+
+
+def pages(dtype: torch.dtype, page_size: int, token_stride: int = 576) -> Any:
+    """What is asked of a layer's pages on a GPU."""
+    strides = [3 * page_size * token_stride, page_size * token_stride, token_stride, token_stride, 1]
+    return SimpleNamespace(
+        is_cuda=True,
+        device="cuda",
+        dtype=dtype,
+        shape=(9, 1, page_size, 1, 576),
+        stride=lambda dim: strides[dim],
+    )
+
+
+@pytest.mark.parametrize(
+    ("capability", "kv", "serves"),
+    [
+        ((9, 0), pages(torch.bfloat16, 64), True),
+        ((9, 0), pages(FP8, 64), True),
+        ((9, 0), pages(torch.bfloat16, 8), True),
+        ((9, 0), pages(torch.bfloat16, 192), True),
+        ((9, 0), pages(torch.bfloat16, 4), False),
+        ((9, 0), pages(torch.bfloat16, 96), False),
+        ((9, 0), pages(torch.float16, 64), False),
+        ((9, 0), pages(torch.bfloat16, 64, token_stride=640), False),
+        ((8, 0), pages(torch.bfloat16, 64), False),
+        ((10, 0), pages(torch.bfloat16, 64), False),
+    ],
+)
+def test_the_device_and_the_pages_decide_whether_they_serve(
+    capability: tuple[int, int], kv: Any, serves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    assert hopper_latent.serves((512, 64), torch.bfloat16, kv) == serves
+    assert not hopper_latent.serves((256, 64), torch.bfloat16, kv)

@@ -133,9 +133,14 @@ def test_a_batch_is_cut_into_as_many_shares_as_run_at_once_but_not_into_more_tha
 
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 LARGE: Final = {
-    "DeepSeek V3, a batch": Case((4096, 1, 1000, 2047, 65), num_splits=66),
-    "DeepSeek V3, one request": Case((30_001,), num_splits=66),
-    "DeepSeek V3, prompts": Case((1500, 300, 4096), new_lens=(1500, 40, 100)),
+    "DeepSeek V3, a batch": Case((4096, 1, 1000, 2047, 65), num_splits=66, num_heads=128, page_size=64),
+    "DeepSeek V3, one request": Case((30_001,), num_splits=66, num_heads=128, page_size=64),
+    "DeepSeek V3, small pages": Case((300, 64), num_splits=5, num_heads=128, page_size=16),
+    "DeepSeek V3, large pages": Case((300, 129), num_splits=3, num_heads=128, page_size=128),
+    "DeepSeek V3, prompts": Case((1500, 300, 4096), new_lens=(1500, 40, 100), num_heads=128, page_size=64),
+    "32 heads of a rank": Case((4096, 1, 1000, 2047, 65), num_heads=32, num_splits=132, page_size=64),
+    "16 heads of a rank": Case((4096, 1, 1000, 2047, 65), num_heads=16, num_splits=132, page_size=64),
+    "16 heads of a rank, prompts": Case((1500, 300, 4096), num_heads=16, new_lens=(1500, 40, 100), page_size=64),
 }
 
 
@@ -146,7 +151,7 @@ class TestOnGpus:
     pytestmark = on_gpu
 
     def test_large_shapes_are_what_the_reference_computes(self, name: str, kv_dtype: torch.dtype) -> None:
-        shape: Any = {"num_heads": 128, "rank": 512, "rope_dim": 64, "page_size": 64}
-        case = replace(LARGE[name], **shape, dtype=torch.bfloat16, kv_dtype=kv_dtype)
+        shape: Any = {"rank": 512, "rope_dim": 64, "dtype": torch.bfloat16, "kv_dtype": kv_dtype}
+        case = replace(LARGE[name], **shape)
         step = Step(case, torch.device("cuda"))
         assert_right(case, step, attend(case, step))
