@@ -77,9 +77,10 @@ def test_prompts_come_page_by_page_and_two_products_are_on_their_way_at_once(cod
 
 
 def test_latents_on_hopper_come_page_by_page_to_three_groups_of_warps_that_multiply(code: Code) -> None:
-    for kernel, pages in {"": 1, ", small pages": 4, ", FP8": 1}.items():
-        ptx = code[f"latent decode on Hopper{kernel}"]["ptx"]
-        assert ptx.count("cp.async.bulk.tensor.2d") == 9 * pages  # boxes of 64 dimensions
+    pages = {"decode on Hopper": 1, "decode on Hopper, small pages": 4, "decode on Hopper, FP8": 1, "extend on Hopper": 1}
+    for kernel, count in pages.items():
+        ptx = code[f"latent {kernel}"]["ptx"]
+        assert ptx.count("cp.async.bulk.tensor.2d") == 9 * count  # boxes of 64 dimensions
         kinds = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)", ptx)
         assert {kind: kinds.count(kind) for kind in kinds} == {"m64n64": 2 * 576 // 16, "m64n128": 2 * 2 * 64 // 16}
         assert len(re.findall(r"setmaxnreg\.inc\.sync\.aligned\.u32\s+184", ptx)) == 2
