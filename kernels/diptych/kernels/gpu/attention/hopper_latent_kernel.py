@@ -140,7 +140,6 @@ def _copy(
     empty,
     came,
     gone,
-    ready,
     STAGES: gl.constexpr,
     PAGE_SIZE: gl.constexpr,
     PAGE_ROWS: gl.constexpr,
@@ -162,8 +161,6 @@ def _copy(
                 page = gl.load(table + token // PAGE_SIZE, mask=token // PAGE_SIZE < num_pages, other=-1)
                 rows = rows + (page * PAGE_ROWS + token % PAGE_SIZE,)  # type: ignore[assignment]  # noqa: RUF005
             stage, parity = count % STAGES, count // STAGES & 1
-            if count == 1:  # the first products need the queries before
-                mbarrier.wait(ready, 0)
             if NARROW:
                 _copy_narrow(kv, rows, narrow, came, gone, count, BOX_TOKENS)
             else:
@@ -216,10 +213,8 @@ def _widen_piece(
     narrow,
     ring,
     full,
-    empty,
     first,  # box of the tile in `narrow`
     seen,
-    parity,
     PIECE: gl.constexpr,
 ):
     """Make products' operands of FP8."""
@@ -227,7 +222,6 @@ def _widen_piece(
     found = ()
     for part in gl.static_range(PARTS):  # all are read before the first is written
         found = found + (narrow.index(first + part).load(WIDEN),)  # type: ignore[assignment]  # noqa: RUF005
-    mbarrier.wait(empty.index(PIECE), parity ^ 1)
     for part in gl.static_range(PARTS):
         ring.index(part).store(found[part].to(ring.dtype))
     if seen < KEYS:
@@ -237,15 +231,19 @@ def _widen_piece(
 
 
 @gluon.jit
-def _widen(WHICH: gl.constexpr, narrow, boxes, rotated_boxes, full, empty, came, gone, count, seen):
-    """Do so with a half of a tile, for which there is one place; what is rotated goes with the lower one."""
+def _widen(WHICH: gl.constexpr, narrow, boxes, rotated_boxes, full, came, gone, count, seen):
+    """Do so with a half of a tile; what is rotated goes with the lower one.
+
+    There is one place for what comes out. Nobody reads the tile before any more: its weights were given when its scores
+    were made, and its values are this group's own.
+    """
     PARTS: gl.constexpr = HALF // BOX_DIMS
     BOXES: gl.constexpr = KEY_DIM // BOX_DIMS
-    stage, parity = count % NARROW_STAGES, count & 1
+    stage = count % NARROW_STAGES
     mbarrier.wait(came.index(stage), count // NARROW_STAGES & 1)
     if WHICH == LOWER:
-        _widen_piece(narrow, rotated_boxes, full, empty, stage * BOXES + 2 * PARTS, seen, parity, ROTATED)
-    _widen_piece(narrow, boxes, full, empty, stage * BOXES + WHICH * PARTS, seen, parity, WHICH)
+        _widen_piece(narrow, rotated_boxes, full, stage * BOXES + 2 * PARTS, seen, ROTATED)
+    _widen_piece(narrow, boxes, full, stage * BOXES + WHICH * PARTS, seen, WHICH)
     mbarrier.arrive(gone.index(stage))
 
 
@@ -369,7 +367,6 @@ def _weigh(
     rotated,
     full,
     empty,
-    ready,
     given,
     taken,
     shared_weights,
@@ -400,8 +397,6 @@ def _weigh(
         total = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, SCORES))
         async_copy.wait_group(0)
         fence_async_shared()
-        if count == 0:
-            mbarrier.arrive(ready)
         for _block in range(begin, whole):
             largest, total = _turn(
                 queries_lower, queries_upper, queries_rotated, lower, upper, rotated,
@@ -480,7 +475,7 @@ def _sum_up(
             stage, parity = count % STAGES, count // STAGES & 1
             seen = seq_len - block * KEYS
             if NARROW:
-                _widen(WHICH, narrow, boxes, rotated_boxes, full, empty, came, gone, count, seen)
+                _widen(WHICH, narrow, boxes, rotated_boxes, full, came, gone, count, seen)
             mbarrier.wait(full.index(stage * PIECES + WHICH), parity)
             mbarrier.wait(given, handed & 1)
             shrink = shared_shrink.load(gl.SliceLayout(1, SUMS))
@@ -566,7 +561,6 @@ def _run(
     shared_shrink = gl.allocate_shared_memory(gl.float32, [ROWS], LINE_OF_ROWS)
     full = gl.allocate_shared_memory(gl.int64, [STAGES * PIECES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES * PIECES, 1], mbarrier.MBarrierLayout())
-    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     given = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     taken = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES * PIECES):
@@ -578,7 +572,6 @@ def _run(
     for i in gl.static_range(NARROW_STAGES):
         mbarrier.init(came.index(i), count=1)
         mbarrier.init(gone.index(i), count=2)
-    mbarrier.init(ready, count=1)
     mbarrier.init(given, count=1)
     mbarrier.init(taken, count=2)
     fence_async_shared()
@@ -599,7 +592,7 @@ def _run(
                       worker, share, tile, share_end, request, request_start, request_end,
                       token, first_head, num_rows, first_seen,
                       queries_lower, queries_upper, queries_rotated, lower, upper, rotated,
-                      full, empty, ready, given, taken, shared_weights, shared_shrink,
+                      full, empty, given, taken, shared_weights, shared_shrink,
                       HEADS, STAGES, NARROW, EXTEND)),
             (_sum_up, (LOWER, seq_lens, out, part_values, batch_size, out_stride, worker, share, tile, share_end,
                        request, request_start, request_end, token, first_head, num_rows, queries_lower,
@@ -611,7 +604,7 @@ def _run(
                        shared_weights, shared_shrink, HEADS, STAGES, NARROW, EXTEND)),
             (_copy, (kv, page_table, seq_lens, batch_size, table_stride, tile, share_end,
                      request, request_start, request_end, lower_pages, upper_pages, rotated_pages, narrow_pages,
-                     full, empty, came, gone, ready, STAGES, PAGE_SIZE, PAGE_ROWS, BOX_TOKENS, NARROW)),
+                     full, empty, came, gone, STAGES, PAGE_SIZE, PAGE_ROWS, BOX_TOKENS, NARROW)),
         ],
         [4, 4, 1],
         [REGISTERS, REGISTERS, COPY_REGISTERS],
