@@ -77,7 +77,12 @@ def test_prompts_come_page_by_page_and_two_products_are_on_their_way_at_once(cod
 
 
 def test_latents_on_hopper_come_page_by_page_to_three_groups_of_warps_that_multiply(code: Code) -> None:
-    pages = {"decode on Hopper": 1, "decode on Hopper, small pages": 4, "decode on Hopper, FP8": 1, "extend on Hopper": 1}
+    pages = {
+        "decode on Hopper": 1,
+        "decode on Hopper, small pages": 4,
+        "decode on Hopper, FP8": 1,
+        "extend on Hopper": 1,
+    }
     for kernel, count in pages.items():
         ptx = code[f"latent {kernel}"]["ptx"]
         assert ptx.count("cp.async.bulk.tensor.2d") == 9 * count  # boxes of 64 dimensions

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Final
 
 import pytest
@@ -16,6 +16,7 @@ from diptych.kernels.gpu.attention.latent_attention import (
     latent_decode,
     latent_extend,
     latent_splits,
+    merge_launch,
     reference_latent_attention,
 )
 
@@ -129,6 +130,26 @@ def test_a_batch_is_cut_into_as_many_shares_as_run_at_once_but_not_into_more_tha
     shape = LatentShape(128, 512, 64, 64, torch.bfloat16, torch.bfloat16)
     assert latent_splits(shape, 64, 4096, 132) == 66
     assert latent_splits(shape, 1, 128, 132) == 2
+
+
+def test_few_requests_of_fp8_are_one_program_a_multiprocessor_and_never_need_more_room() -> None:
+    shape = LatentShape(16, 512, 64, 64, torch.bfloat16, FP8)
+    shares = [latent_splits(shape, batch, 163_840, 132) for batch in (1, 16, 17, 64)]
+    assert shares == [132, 132, 264, 264]
+    assert [shape.tile_of(batch).stages for batch in (16, 17)] == [5, 3]
+
+
+@pytest.mark.parametrize(
+    ("num_splits", "batch", "launch"),
+    [(66, 64, (512, 2, 1)), (66, 8, (512, 8, 4)), (66, 1, (128, 16, 1)), (132, 1, (128, 16, 1))],
+)
+def test_many_parts_of_few_requests_are_added_up_by_more_programs(
+    num_splits: int, batch: int, launch: tuple[int, int, int]
+) -> None:
+    shape = LatentShape(128, 512, 64, 64, torch.bfloat16, torch.bfloat16)
+    assert astuple(merge_launch(shape, batch, num_splits)) == launch
+    few = LatentShape(16, 512, 64, 64, torch.bfloat16, torch.bfloat16)
+    assert astuple(merge_launch(few, 1, 132)) == (128, 32, 4)
 
 
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

@@ -81,6 +81,11 @@ class LatentShape:
             return Tile(64, 8, 3 if self.kv_dtype == FP8 else 2)
         return Tile(64, 4, 3, programs_per_sm=2 if self.kv_dtype == FP8 else 1)
 
+    def tile_of(self, batch: int) -> Tile:
+        """Return the tile of a step of so many requests: few of them wait for latencies, which more stages hide."""
+        tile = self.decode_tile
+        return tile if batch > FEW_REQUESTS or tile.programs_per_sm == 1 else Tile(tile.block, tile.num_warps, 5)
+
     @property
     def extend_tile(self) -> Tile:
         return Tile(16, 4, 3) if self.max_rows == MIN_HEADS else Tile(32, 8, 3)
@@ -126,7 +131,7 @@ class LatentWorkspace:
 
 def latent_splits(shape: LatentShape, batch: int, max_seq_len: int, num_sms: int) -> int:
     """Return into how many shares the tokens of a batch are cut for each tile of heads: as many as run at once."""
-    tile = shape.decode_tile
+    tile = shape.tile_of(batch)
     at_once = max(1, num_sms * tile.programs_per_sm // shape.head_tiles)
     return max(1, min(at_once, batch * cdiv(max_seq_len, tile.block)))
 
@@ -243,7 +248,7 @@ def decode_anywhere(
         num_splits,
         score_scale,
         value_scale,
-        **shape.decode_constants(len(q)),
+        **{**shape.decode_constants(len(q)), "STAGES": shape.tile_of(len(q)).stages},
         COMPILED=not triton.knobs.runtime.interpret,
         num_warps=shape.decode_tile.num_warps,
     )
