@@ -28,6 +28,13 @@ def test_groups_take_whole_nodes_and_smaller_workers_fit_one(
     assert [nodes.taken(workers) for workers in (1, 2, 3)] == taken
 
 
+def test_stages_are_gpus_of_a_worker() -> None:
+    nodes = Nodes(24, 8, 1, 3)
+    nodes.validate()
+    assert (nodes.most_workers, nodes.per_worker) == (6, 1), "two GPUs of each node stay unused"
+    assert Nodes(24, 0, 1, 3).most_workers == 8
+
+
 def test_gpus_are_counted_as_they_are_where_nobody_said_what_a_node_has() -> None:
     nodes = Nodes(15, 0, 2)
     nodes.validate()
@@ -41,6 +48,8 @@ def test_gpus_are_counted_as_they_are_where_nobody_said_what_a_node_has() -> Non
         (Nodes(8, 8, 16), "--gpus must be 16 at least"),
         (Nodes(20, 8, 8), "--gpus 20 is no multiple of --gpus-per-node 8"),
         (Nodes(20, -1, 8), "--gpus-per-node must not be negative"),
+        (Nodes(32, 8, 4, 4), "--tp 4 times --pp 4 is more than --gpus-per-node 8, and the stages of a worker are on"),
+        (Nodes(7, 8, 4, 2), "--gpus must be 8 at least"),
     ],
 )
 def test_what_nodes_can_not_hold_is_refused_in_words(nodes: Nodes, words: str) -> None:

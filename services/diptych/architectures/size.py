@@ -32,11 +32,16 @@ def num_active_parameters(config: ModelConfig) -> int:
     return others if moe is None else others + experts * moe.experts_per_token // moe.num_experts
 
 
-def weights_nbytes(config: ModelConfig, number_nbytes: int, of_matrix: MatrixNbytes) -> int:
-    """Return the bytes of all weights, of which matrices take what `of_matrix` says."""
+def weights_nbytes(
+    config: ModelConfig,
+    number_nbytes: int,
+    of_matrix: MatrixNbytes,
+    has: Callable[[str], bool] = lambda target: True,
+) -> int:
+    """Return the bytes of all weights whose targets `has` knows, of which matrices take what `of_matrix` says."""
     total = 0
     for name, pieces in placement_of(config):
-        for piece in pieces:
+        for piece in filter(lambda piece: has(piece.target), pieces):
             is_matrix = len(piece.shape) == 2
             total += of_matrix(name, piece) if is_matrix else math.prod(piece.shape) * number_nbytes
     return total

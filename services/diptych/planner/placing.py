@@ -1,7 +1,8 @@
 """How many workers nodes have room for: several on a node, or each on several nodes that are all its own. Pure.
 
 A node that a group takes is whole: `--tp` of a worker over nodes is a multiple of what a node has, as all its nodes
-have equally many ranks. A smaller worker never spans nodes, so GPUs of a node that are too few for one stay unused.
+have equally many ranks. A smaller worker never spans nodes, so GPUs of a node that are too few for one stay unused. Nor
+does a worker with stages, which are on one host.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ class Nodes:
 
     gpus: int  # of all
     gpus_per_node: int  # 0: nobody said, and GPUs are counted as if they were of one node
-    tp: int  # GPUs of a worker
+    tp: int  # GPUs of a worker's stage
+    pp: int = 1  # stages of a worker
+
+    @property
+    def gpus_per_worker(self) -> int:
+        return self.tp * self.pp
 
     def validate(self) -> None:
         """Raise `ConfigError` for a worker that can't be placed, or a part of a node."""
-        check_placed(self.tp, self.gpus_per_node)
-        if self.gpus < self.tp:
-            raise ConfigError(f"--gpus must be {self.tp} at least, the GPUs of one worker, not {self.gpus}")
+        check_placed(self.tp, self.gpus_per_node, self.pp)
+        if self.gpus < (least := self.gpus_per_worker):
+            raise ConfigError(f"--gpus must be {least} at least, the GPUs of one worker, not {self.gpus}")
         if self.gpus_per_node and self.gpus % self.gpus_per_node:
             words = f"--gpus {self.gpus} is no multiple of --gpus-per-node {self.gpus_per_node}"
             raise ConfigError(f"{words}: nodes are counted whole")
@@ -31,13 +37,13 @@ class Nodes:
     @property
     def per_worker(self) -> int:
         """Return the nodes of one worker."""
-        return num_nodes(self.tp, self.gpus_per_node)
+        return num_nodes(self.gpus_per_worker, self.gpus_per_node)
 
     @property
     def most_workers(self) -> int:
         """Return for how many workers there is room."""
         if not self.gpus_per_node:
-            return self.gpus // self.tp
+            return self.gpus // self.gpus_per_worker
         return self.gpus // self.gpus_per_node * self._per_node // self.per_worker
 
     def taken(self, workers: int) -> int:
@@ -47,18 +53,21 @@ class Nodes:
     @property
     def _per_node(self) -> int:
         """Return the workers of a node, or of the nodes that one worker takes."""
-        return max(1, self.gpus_per_node // self.tp)
+        return max(1, self.gpus_per_node // self.gpus_per_worker)
 
 
-def num_nodes(tp: int, gpus_per_node: int) -> int:
+def num_nodes(num_gpus: int, gpus_per_node: int) -> int:
     """Return the nodes of a worker of so many GPUs; one where nobody says how many GPUs a node has."""
-    return -(-tp // gpus_per_node) if gpus_per_node else 1
+    return -(-num_gpus // gpus_per_node) if gpus_per_node else 1
 
 
-def check_placed(tp: int, gpus_per_node: int) -> None:
-    """Raise `ConfigError` for a worker that neither fits a node nor fills several."""
+def check_placed(tp: int, gpus_per_node: int, pp: int = 1) -> None:
+    """Raise `ConfigError` for a worker that neither fits a node nor fills several; one with stages has to fit one."""
     if gpus_per_node < 0:
         raise ConfigError(f"--gpus-per-node must not be negative, as {gpus_per_node} is")
+    if gpus_per_node and pp > 1 and tp * pp > gpus_per_node:
+        words = f"--tp {tp} times --pp {pp} is more than --gpus-per-node {gpus_per_node}"
+        raise ConfigError(f"{words}, and the stages of a worker are on one host")
     if gpus_per_node and tp > gpus_per_node and tp % gpus_per_node:
         words = f"--tp {tp} is no multiple of --gpus-per-node {gpus_per_node}"
         raise ConfigError(f"{words}, and a worker over several nodes has equally many GPUs on each")

@@ -11,9 +11,13 @@ import pytest
 import torch
 import transformers
 
+from diptych.architectures.config import ModelConfig
+from diptych.architectures.registry import placement_of
+from diptych.architectures.stages import stage_layers
 from diptych.checkpoints.hf_folder import read_config
+from diptych.checkpoints.shard import Shard
 from diptych.cli.reports.model_report import Plan, as_text
-from diptych.cli.sizing.describe import DescribeConfig, main
+from diptych.cli.sizing.describe import DescribeConfig, main, read
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import Quantization
 
@@ -274,7 +278,7 @@ def test_people_are_told_what_fits_and_what_does_not(tmp_path: Path, capsys: pyt
     assert "weights 61.02 GiB in bfloat16, at most 16,8" in told
     assert "1,024 tokens: 256 MiB, 32,768 tokens: 8 GiB" in told
     assert main(DescribeConfig(model=str(tmp_path), gpu_gib=48)) == 0
-    assert "do not fit beside a KV pool: give a larger --tp or --gpu-gib" in capsys.readouterr().out
+    assert "do not fit beside a KV pool: give a larger --tp, --pp or --gpu-gib" in capsys.readouterr().out
 
 
 def test_schedulers_that_share_experts_have_all_but_those_each(
@@ -533,3 +537,58 @@ def test_people_are_told_which_group_of_nodes_is_the_smallest(
     assert "nodes" not in described(tmp_path, capsys, tp=16)
     with pytest.raises(ConfigError, match="--tp 12 is no multiple of --gpus-per-node 8"):
         DescribeConfig(model=str(tmp_path), tp=12, gpus_per_node=8).validate()
+
+
+@pytest.mark.parametrize(("pp", "tp", "tied"), [(3, 1, False), (2, 2, True)])
+def test_of_stages_is_told_what_each_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pp: int, tp: int, tied: bool
+) -> None:
+    """As much as its ranks read of the model's files."""
+    transformers.LlamaConfig(
+        architectures=["LlamaForCausalLM"], num_hidden_layers=32, num_key_value_heads=8, tie_word_embeddings=tied
+    ).save_pretrained(tmp_path)
+    model, found = read(tmp_path), described(tmp_path, capsys, tp=tp, pp=pp)
+    cuts = stage_layers(model, pp)
+    weights = [read_nbytes(model, Shard(0, tp, layers=layers)) for layers in cuts]
+    token = 2 * 8 // tp * 128 * 2  # bytes of keys and values of a layer
+    assert found["stages"] == [
+        {"layers": len(layers), "weights_bytes": nbytes, "kv_token_bytes": len(layers) * token}
+        for layers, nbytes in zip(cuts, weights, strict=True)
+    ]
+    most = max(map(len, cuts))
+    room = int(80 * 0.9 * 2**30) - max(weights)
+    assert found["gpu"] == {
+        **{"weights_bytes": max(weights), "page_bytes": 16 * most * token},
+        "pages": room // (16 * most * token),
+    }
+    assert "stages" not in described(tmp_path, capsys, tp=tp)
+
+
+def read_nbytes(model: ModelConfig, shard: Shard) -> int:
+    """Return what a rank takes of a checkpoint, in two bytes a number."""
+    cuts = (cut for _, cuts in shard.placement(model, placement_of) for cut in cuts)
+    return sum(2 * math.prod(cut.local.shape) for cut in cuts)
+
+
+def test_people_are_told_of_stages_and_of_nodes_that_hold_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformers.LlamaConfig(architectures=["LlamaForCausalLM"], max_position_embeddings=131072).save_pretrained(
+        tmp_path
+    )
+    assert main(DescribeConfig(model=str(tmp_path), pp=2, gpus_per_node=8, gpu_gib=24.0)) == 0
+    told = capsys.readouterr().out
+    assert "2 GPUs       of 24 GiB, each: weights 6.276 GiB in bfloat16, at most" in told
+    assert "stage 0      layers 0 to 15, a GPU: weights 6.276 GiB, KV 256 KiB a token" in told
+    assert "stage 1      layers 16 to 31, a GPU: weights 6.276 GiB, KV 256 KiB a token" in told
+    assert "2 GPUs on one node; the smallest for a request of the whole context: --tp 2 --pp 2" in told
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"pp": 16, "gpus_per_node": 8}, "--tp 1 times --pp 16 is more than --gpus-per-node 8"),
+        ({"pp": 2, "dp_attention": 2}, "--pp is not for --dp-attention"),
+        ({"pp": 0}, "--tp, --pp, --dp-attention and --page-size must be at least 1"),
+    ]
+    for values, words in refused:
+        with pytest.raises(ConfigError, match=words):
+            DescribeConfig(model=str(tmp_path), **values).validate()
+    with pytest.raises(ConfigError, match="--pp 33 is more than the 32 layers"):
+        main(DescribeConfig(model=str(tmp_path), pp=33))

@@ -92,12 +92,26 @@ def test_a_plan_of_groups_says_their_nodes_and_how_each_is_started(capsys: pytes
     assert "groups     each worker: --tp 16 --nnodes 2, 8 GPUs a node" in told
 
 
+def test_a_plan_of_stages_counts_their_gpus_and_says_how_each_worker_is_started(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    load = ["plan", "--rate=2", "--calls=100", "--gpus=24", "--gpus-per-node=8", "--pp=3", "--trials=0"]
+    assert main([*load, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    workers = sum(found["plan"].values())
+    assert (found["gpus"], found["nodes"]) == (3 * workers, -(-workers // 2))
+    assert main(load) == 0
+    assert "groups     each worker: --tp 1 --pp 3, on one node" in capsys.readouterr().out
+
+
 def test_more_groups_than_nodes_have_room_for_are_not_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--rate=40", "--calls=100", "--trials=0", "--gpus=24", "--gpus-per-node=8", "--tp=24"]) == 1
     assert "plan       more than 24 GPUs on 3 nodes, one group of 3" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["--share=1"], ["--gpus=1", "--tp=2"], ["--trials=-1"], ["--kv-tokens=0"]])
+@pytest.mark.parametrize(
+    "words", [["--share=1"], ["--gpus=1", "--tp=2"], ["--trials=-1"], ["--kv-tokens=0"], ["--pp=0"]]
+)
 def test_what_cannot_be_is_refused(words: list[str]) -> None:
     with pytest.raises((ConfigError, SystemExit)):
         parse(PlanConfig, words, prog="diptych plan")

@@ -17,7 +17,7 @@ from diptych.common.errors import ConfigError, InvalidRequest, Unavailable
 from diptych.common.members.terms import Terms, terms_to_wire
 from diptych.engine.scheduler.weights import _GREEDY, _TRIAL, Host, Weights, misfit
 from diptych.engine.tensor_parallel.weight_sets import RankWeights, WeightLoader
-from diptych.engine.values.batch import NO_TOKEN, ForwardBatch, SamplingBatch, StepResult, WaitForResult
+from diptych.engine.values.batch import NO_TOKEN, DraftModel, ForwardBatch, SamplingBatch, StepResult, WaitForResult
 from diptych.tokens.tokenizer import Tokenizer
 from diptych.v1.admin_pb2 import (
     AdminAnswer,
@@ -60,6 +60,8 @@ class Source:
 
 class NamedRunner:
     """Samples the token that its model's name stands for; "nan" computes nothing."""
+
+    draft_model: DraftModel | None = None
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -51,8 +51,8 @@ class Host:
     def drop(self, weights: str) -> None:
         self.done.append(f"without {weights}")
 
-    def finish(self) -> None:
-        raise AssertionError("no pipeline")
+    def new_end(self) -> Any:
+        return lambda: None
 
     def serve_others(self) -> None:
         raise AssertionError("nobody shares experts")

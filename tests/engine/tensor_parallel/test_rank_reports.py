@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +57,8 @@ class NoCopies:
 class Stage:
     """A model that notes of which operations rank 0 hears while it computes; its second step waits for one."""
 
+    draft_model = None
+
     def __init__(self, log: RankLog) -> None:
         self._log = log
         self._news = zmq.Poller()
@@ -68,6 +70,9 @@ class Stage:
         while len(self.heard) == 1 and not events and self._news.poll(MOST_MS):
             events = self._log.events()
         self.heard.append([event.operation_done.operation for event in events])
+
+    def new_end(self) -> Callable[[], None]:
+        return lambda: None
 
     def apply(self, entry: rank_pb2.RankEntry) -> None:
         self.logits(entry)

@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -197,6 +198,7 @@ def test_processes_share_ports_and_are_members_of_their_own_and_one_that_freezes
     wait_for(lambda: "2 of 2" in verdict(routers, "startup"))
     assert "every loop runs" in verdict(routers, "live")
     assert_each_is_asked_by_the_others(routers)
+    assert_viewers_look_at_one(routers)
 
     child = routers.children()[0]
     ports = listening_ports(child)
@@ -226,6 +228,21 @@ def assert_each_is_asked_by_the_others(routers: Routers) -> None:
         others = OtherRouters(Listed(own, records), TrustConfig().trust(), deadline_s=TIMEOUT_S)
         assert asyncio.run(others.ask("/version")).keys() == {other}
         assert others.missing == {}
+
+
+def assert_viewers_look_at_one(routers: Routers) -> None:
+    """Whichever they reached."""
+    own = {int(address.rpartition(":")[2]) for address in routers.addresses()}
+    with ExitStack() as viewers:
+        for address in routers.addresses():
+            viewer = viewers.enter_context(closing(http.client.HTTPConnection(address, timeout=TIMEOUT_S)))
+            viewer.request("GET", "/console/api/stream?topics=fleet", headers=dict(TrustConfig().trust().metadata()))
+            answer = viewers.enter_context(closing(viewer.getresponse()))
+            assert answer.getheader("content-type") == "text/event-stream; charset=utf-8"
+            assert answer.readline() == b"event: ping\n"
+        connections = [each for child in routers.children() for each in child.net_connections("tcp")]
+        relayed = [each for each in connections if each.raddr and each.raddr.port in own]
+        assert len(relayed) == 1, relayed
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ def as_text(model: StepModel) -> str:
     """Return a table of the terms, and what needs words."""
     evidence = model.evidence
     whose = f"{model.model} on {model.device}, KV in {model.kv_dtype}" + (f", tp {model.tp}" if model.tp > 1 else "")
+    whose += f", pp {model.pp}" if model.pp > 1 else ""
     error = f"error of a step: median {evidence.median_error:.1%}, p90 {evidence.p90_error:.1%}"
     largest = (*evidence.largest, *(0.0,) * len(TERMS))[: len(TERMS)]
     rows = [

@@ -11,6 +11,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.placement import Piece
 from diptych.architectures.registry import placement_of
 from diptych.architectures.size import EXPERT, LINEAR, num_active_parameters, num_parameters, weights_nbytes
+from diptych.architectures.stages import of_stage, stage_layers, target_in_stage
 from diptych.architectures.tower_placement import num_tower_parameters
 from diptych.checkpoints.shard import Shard
 from diptych.engine.options.pool_size import region_words, whole_layout
@@ -52,10 +53,11 @@ class Plan:
     gpus_per_node: int = 0  # 0: nobody asked
     num_sharing: int = 1  # schedulers that share experts, each with `tp` GPUs
     tps: Sequence[int] = ()  # that the model divides by, and its nodes' GPUs as well, ascending
+    pp: int = 1  # stages, each with `tp` GPUs
 
     @property
     def num_gpus(self) -> int:
-        return self.tp * self.num_sharing
+        return self.tp * self.pp * self.num_sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +69,40 @@ class Fit:
     pages: int  # 0: not even the weights fit
 
 
+@dataclass(frozen=True, slots=True)
+class StageFit:
+    """What a GPU of a stage has, bytes."""
+
+    layers: range
+    weights: int
+    page: int
+
+
 def fit(model: ModelConfig, plan: Plan) -> Fit:
-    """Return what one of the worker's GPUs holds."""
-    shard = Shard(0, plan.tp, whole_experts=plan.num_sharing > 1, owned=_owned(model, plan))
-    part = replace(shard.config(model), vocab_size=shard.vocab_rows(model.vocab_size))
-    weights = weights_nbytes(part, WEIGHT_NBYTES, partial(_matrix_nbytes, plan, shard))
-    page = whole_layout(part, plan.page_size, plan.kv_dtype).page_nbytes
+    """Return what one of the worker's GPUs holds: of stages, which have as many pages, the most that any has."""
+    stages = stage_fits(model, plan)
+    weights, page = max(each.weights for each in stages), max(each.page for each in stages)
     room = int(plan.gpu_gib * plan.memory_share * GIB) - weights
     return Fit(weights, page, max(0, room // page))
+
+
+def stage_fits(model: ModelConfig, plan: Plan) -> list[StageFit]:
+    """Return what a GPU of each stage has; without stages there is one. Raises `ConfigError`."""
+    shard = Shard(0, plan.tp, whole_experts=plan.num_sharing > 1, owned=_owned(model, plan))
+    part = replace(shard.config(model), vocab_size=shard.vocab_rows(model.vocab_size))
+    return [_stage_fit(part, plan, shard, layers) for layers in stage_layers(model, plan.pp)]
+
+
+def _stage_fit(part: ModelConfig, plan: Plan, shard: Shard, layers: range) -> StageFit:
+    """`part`: what a GPU would have of all layers."""
+    is_whole, tied = len(layers) == part.num_layers, part.tie_embeddings
+
+    def has(target: str) -> bool:
+        return is_whole or target_in_stage(target, layers, part.num_layers, tied=tied) is not None
+
+    weights = weights_nbytes(part, WEIGHT_NBYTES, partial(_matrix_nbytes, plan, shard), has)
+    own = part if is_whole else of_stage(part, layers)
+    return StageFit(layers, weights, whole_layout(own, plan.page_size, plan.kv_dtype).page_nbytes)
 
 
 def _owned(model: ModelConfig, plan: Plan) -> Callable[[int], range] | None:
@@ -148,6 +176,7 @@ def as_json(model: ModelConfig, plan: Plan) -> dict[str, Any]:
         "kv_token_bytes": _page_nbytes(model, plan) / plan.page_size,
         "kv_window_bytes": most_windowed(model, plan),
         "gpu": {"weights_bytes": found.weights, "page_bytes": found.page, "pages": found.pages},
+        **_stages_as_json(model, plan),
         **_nodes_as_json(model, plan),
         "state_bytes": state_nbytes(model.recurrent, STATE_DTYPE) if model.recurrent else 0,
         "handed_over_bytes": {str(each): handed_over(model, plan, each) for each in _lens(model)},
@@ -157,7 +186,22 @@ def as_json(model: ModelConfig, plan: Plan) -> dict[str, Any]:
 def _nodes_as_json(model: ModelConfig, plan: Plan) -> dict[str, Any]:
     if not plan.gpus_per_node:
         return {}
-    return {"nodes": num_nodes(plan.tp, plan.gpus_per_node), "smallest_tp": smallest_worker(model, plan)}
+    return {"nodes": num_nodes(plan.tp * plan.pp, plan.gpus_per_node), "smallest_tp": smallest_worker(model, plan)}
+
+
+def _stages_as_json(model: ModelConfig, plan: Plan) -> dict[str, Any]:
+    """Return what a GPU of each stage has."""
+    if plan.pp == 1:
+        return {}
+    stages = [
+        {
+            "layers": len(each.layers),
+            "weights_bytes": each.weights,
+            "kv_token_bytes": each.page / plan.page_size,
+        }
+        for each in stage_fits(model, plan)
+    ]
+    return {"stages": stages}
 
 
 def as_text(model: ModelConfig, plan: Plan) -> str:
@@ -180,6 +224,8 @@ def _facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
         f"{plan.num_gpus} GPU{'s' if plan.num_gpus > 1 else ''}",
         _on_gpus(fit(model, plan), plan, window_pages(model, 1).most_live(plan.page_size)),
     )
+    if plan.pp > 1:
+        yield from _stage_facts(model, plan)
     if plan.gpus_per_node:
         yield "nodes", _on_nodes(smallest_worker(model, plan), plan)
     yield "handed over", ", ".join(f"{each:,} tokens: {_size(handed_over(model, plan, each))}" for each in _lens(model))
@@ -209,6 +255,14 @@ def _tower_facts(model: ModelConfig) -> Iterator[tuple[str, str]]:
     an_image = f"{most:,}" if least == most else f"{least:,} to {most:,}"
     tokens = f"a token for {step} by {step} pixels, {an_image} an image"
     yield "", f"{tokens}; {_size(found['image_token_bytes'])} a token until its prompt is computed"
+
+
+def _stage_facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
+    for number, each in enumerate(stage_fits(model, plan)):
+        first, last = each.layers[0], each.layers[-1]
+        layers = f"layers {first} to {last}" if last > first else f"layer {first}"
+        token = f"KV {_size(each.page / plan.page_size)} a token"
+        yield f"stage {number}", f"{layers}, a GPU: weights {_size(each.weights)}, {token}"
 
 
 def _kv_facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
@@ -251,7 +305,7 @@ def _on_gpus(found: Fit, plan: Plan, num_windowed: int) -> str:
     gpu += ", integers as stored" if plan.integers_by_name else ""
     gpu += f", a part of the experts of {plan.num_sharing} schedulers" if plan.num_sharing > 1 else ""
     if not found.pages:
-        return f"{gpu}, which do not fit beside a KV pool: give a larger --tp or --gpu-gib"
+        return f"{gpu}, which do not fit beside a KV pool: give a larger --tp, --pp or --gpu-gib"
     tokens = found.pages * plan.page_size
     less = f", less {num_windowed:,} pages a request for windows" if num_windowed else ""
     each = " for each scheduler" if plan.num_sharing > 1 else ""
@@ -260,15 +314,17 @@ def _on_gpus(found: Fit, plan: Plan, num_windowed: int) -> str:
 
 def _on_nodes(smallest: int, plan: Plan) -> str:
     """Say which group of GPUs is the smallest that serves the whole context, and on how many nodes this one is."""
-    own = f"{plan.tp} GPU{'s' if plan.tp > 1 else ''} on {_nodes(plan.tp, plan.gpus_per_node)}"
+    num_gpus = plan.tp * plan.pp
+    own = f"{num_gpus} GPU{'s' if num_gpus > 1 else ''} on {_nodes(num_gpus, plan.gpus_per_node)}"
     if not smallest:
-        return f"{own}; no group up to {max(plan.tps, default=0)} GPUs holds weights and a request of the whole context"
-    return f"{own}; the smallest for a request of the whole context: {_options(smallest, plan.gpus_per_node)}"
+        most = max(plan.tps, default=0) * plan.pp
+        return f"{own}; no group up to {most} GPUs holds weights and a request of the whole context"
+    return f"{own}; the smallest for a request of the whole context: {_options(smallest, plan)}"
 
 
-def _options(tp: int, gpus_per_node: int) -> str:
-    count = num_nodes(tp, gpus_per_node)
-    return f"--tp {tp}" + (f" --nnodes {count}" if count > 1 else "")
+def _options(tp: int, plan: Plan) -> str:
+    count = num_nodes(tp * plan.pp, plan.gpus_per_node)
+    return f"--tp {tp}" + (f" --pp {plan.pp}" if plan.pp > 1 else "") + (f" --nnodes {count}" if count > 1 else "")
 
 
 def _nodes(tp: int, gpus_per_node: int) -> str:

@@ -11,6 +11,7 @@ from typing import Final
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.fair_shares import check_divides, check_experts
 from diptych.architectures.registry import from_hf
+from diptych.architectures.stages import check_stages
 from diptych.checkpoints.gguf_model import GgufModel
 from diptych.checkpoints.hf_folder import quantization_of, read_scheme, with_processor
 from diptych.checkpoints.quantization.declared import Declared, check_groups, declared
@@ -38,6 +39,7 @@ class DescribeConfig:
     gpu_gib: float = option(80.0, help="memory of one GPU")
     gpu_memory_share: float = option(0.9, help="of it, as workers are given it")
     tp: int = option(1, help="GPUs of a worker")
+    pp: int = option(1, help="stages of a worker, each with --tp GPUs")
     dp_attention: int = option(1, help="schedulers of a worker that share experts (--dp), each with --tp GPUs; 1: none")
     gpus_per_node: int = option(0, help="GPUs of a machine, to say which group of them is large enough; 0: not said")
     page_size: int = option(16, help="tokens a KV page")
@@ -54,9 +56,11 @@ class DescribeConfig:
             raise ConfigError(f"--kv-cache-dtype must be one of {', '.join(DTYPE_NBYTES)}, not {self.kv_cache_dtype!r}")
         if not 0 < self.gpu_gib < math.inf or not 0 < self.gpu_memory_share <= 1:
             raise ConfigError("--gpu-gib must be above 0, --gpu-memory-share above 0 and at most 1")
-        if min(self.tp, self.page_size, self.dp_attention) < 1:
-            raise ConfigError("--tp, --dp-attention and --page-size must be at least 1")
-        check_placed(self.tp, self.gpus_per_node)
+        if min(self.tp, self.pp, self.page_size, self.dp_attention) < 1:
+            raise ConfigError("--tp, --pp, --dp-attention and --page-size must be at least 1")
+        if self.pp > 1 and self.dp_attention > 1:
+            raise ConfigError("--pp is not for --dp-attention, whose schedulers step at once: leave out one of them")
+        check_placed(self.tp, self.gpus_per_node, self.pp)
 
 
 def main(config: DescribeConfig) -> int:
@@ -64,6 +68,7 @@ def main(config: DescribeConfig) -> int:
     path = Path(config.model).expanduser()
     model = replace(read(path), keeps_all=config.kv_windows == "keep")
     check_divides(model, config.tp)
+    check_stages(model, config.pp)
     if config.dp_attention > 1:
         check_experts(model, config.tp * config.dp_attention)
     stored = stored_as(path, model.model_id)
@@ -83,16 +88,18 @@ def main(config: DescribeConfig) -> int:
         has_fp8=config.quantization == "fp8" or (kept is not None and kept.code == "fp8"),
         gpus_per_node=config.gpus_per_node,
         num_sharing=config.dp_attention,
-        tps=_tps(model, kept, config.gpus_per_node),
+        tps=_tps(model, kept, config),
+        pp=config.pp,
     )
     print(json.dumps(as_json(model, plan), indent=2) if config.json else as_text(model, plan))
     return 0
 
 
-def _tps(model: ModelConfig, kept: Declared | None, gpus_per_node: int) -> list[int]:
-    """Return the numbers of GPUs that the model divides by: of one node, or of several that are full."""
-    several = (gpus_per_node * count for count in range(2, MAX_NODES + 1))
-    return [tp for tp in (*range(1, gpus_per_node + 1), *several) if gpus_per_node and _divides(model, kept, tp)]
+def _tps(model: ModelConfig, kept: Declared | None, config: DescribeConfig) -> list[int]:
+    """Return the GPUs of a stage that the model divides by: of one node, or without stages of several that are full."""
+    most, counts = config.gpus_per_node // config.pp, range(2, MAX_NODES + 1 if config.pp == 1 else 2)
+    several = (config.gpus_per_node * count for count in counts)
+    return [tp for tp in (*range(1, most + 1), *several) if config.gpus_per_node and _divides(model, kept, tp)]
 
 
 def _divides(model: ModelConfig, kept: Declared | None, tp: int) -> bool:

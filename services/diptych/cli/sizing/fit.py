@@ -67,6 +67,7 @@ class Whose(NamedTuple):
     device: str
     kv_dtype: str
     tp: int
+    pp: int = 1
 
 
 def main(config: FitConfig) -> int:
@@ -98,7 +99,7 @@ def whose_steps(answers: Sequence[Answer]) -> Whose:
         computing = answer.status.computing
         if not computing.device:
             raise FitFailed(f"{name_of(answer.member)} does not tell what it computes on: it loads, or is too old")
-        whose = Whose(answer.member.model_id, computing.device, computing.kv_dtype, computing.tp)
+        whose = Whose(answer.member.model_id, computing.device, computing.kv_dtype, computing.tp, computing.pp or 1)
         found.setdefault(whose, []).append(name_of(answer.member))
     if len(found) > 1:
         listing = "\n".join(f"  {whose.model} on {whose.device}: {', '.join(names)}" for whose, names in found.items())

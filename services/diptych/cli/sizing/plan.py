@@ -47,7 +47,10 @@ class PlanConfig:
     tpot_slo_ms: float = option(50.0, help="time for each token after it, in a request's mean; 0: any", group="slo")
     share: float = option(0.9, help="of the calls that are offered, that are to keep both", group="slo")
     gpus: int = option(16, help="GPUs that there may be", group="platform")
-    tp: int = option(1, help="GPUs of a worker; the step model is that of all together", group="platform")
+    tp: int = option(
+        1, help="GPUs of a worker, or of each of its stages; the step model is of all together", group="platform"
+    )
+    pp: int = option(1, help="stages of a worker, each with --tp GPUs", group="platform")
     gpus_per_node: int = option(
         0, help="GPUs of a machine: workers fit one, or take several whole; 0: not said", group="platform"
     )
@@ -62,6 +65,8 @@ class PlanConfig:
         """Raise `ConfigError` for values that cannot be."""
         if not 0 < self.share < 1:
             raise ConfigError(f"--share must be above 0 and below 1, not {self.share:g}")
+        if min(self.tp, self.pp) < 1:
+            raise ConfigError("--tp and --pp must be at least 1")
         self.nodes.validate()
         if self.trials < 0:
             raise ConfigError(f"--trials must not be negative, as {self.trials} is")
@@ -70,13 +75,14 @@ class PlanConfig:
     @property
     def simulation(self) -> SimulateConfig:
         """Return the same as a simulation."""
-        names = ("trace", "calls", "rate", "seed", "ttft_slo_ms", "tpot_slo_ms", "tp", "step_model")
+        names = ("trace", "calls", "rate", "seed", "ttft_slo_ms", "tpot_slo_ms", "step_model")
         sizes = ("kv_tokens", "kv_token_bytes", "link_gb_per_s")
-        return SimulateConfig(**{name: getattr(self, name) for name in (*names, *sizes)})
+        same = {name: getattr(self, name) for name in (*names, *sizes)}
+        return SimulateConfig(tp=self.nodes.gpus_per_worker, **same)
 
     @property
     def nodes(self) -> Nodes:
-        return Nodes(self.gpus, self.gpus_per_node, self.tp)
+        return Nodes(self.gpus, self.gpus_per_node, self.tp, self.pp)
 
     @property
     def goal(self) -> Goal:
@@ -189,7 +195,7 @@ def _fewest(answer: Answer, config: PlanConfig) -> str:
 def _gpus(sizes: Sizes | None, config: PlanConfig) -> str:
     if not sizes:
         return f"more than {config.gpus} GPUs{_on(config.nodes, config.nodes.most_workers)}"
-    return f"{sizes.total * config.tp} GPUs{_on(config.nodes, sizes.total)}: {sizes}"
+    return f"{sizes.total * config.nodes.gpus_per_worker} GPUs{_on(config.nodes, sizes.total)}: {sizes}"
 
 
 def _on(nodes: Nodes, workers: int) -> str:
@@ -203,7 +209,9 @@ def _on(nodes: Nodes, workers: int) -> str:
 
 
 def _as_groups(answer: Answer, nodes: Nodes) -> list[str]:
-    """Say how to start workers that take several nodes."""
+    """Say how to start workers that take several nodes, or have stages."""
+    if answer.fewest is not None and nodes.pp > 1:
+        return [f"groups     each worker: --tp {nodes.tp} --pp {nodes.pp}, on one node"]
     if answer.fewest is None or nodes.per_worker == 1:
         return []
     return [f"groups     each worker: --tp {nodes.tp} --nnodes {nodes.per_worker}, {nodes.gpus_per_node} GPUs a node"]
@@ -225,7 +233,7 @@ def _why(answer: Answer) -> list[str]:
 def _as_json(answer: Answer, config: PlanConfig) -> dict[str, object]:
     return {
         "plan": answer.fewest and answer.fewest._asdict(),
-        "gpus": answer.fewest and answer.fewest.total * config.tp,
+        "gpus": answer.fewest and answer.fewest.total * config.nodes.gpus_per_worker,
         **_nodes_json(answer.fewest, config.nodes),
         "goal": answer.sizing.goal._asdict(),
         "predicted": {each.family: each.sizes and each.sizes._asdict() for each in answer.predicted},

@@ -25,6 +25,7 @@ from diptych.engine.values.batch import (
     OnLayer,
     SamplingBatch,
     StepResult,
+    WaitForEnd,
     WaitForResult,
 )
 from diptych.engine.values.kv_regions import kv_layout
@@ -158,8 +159,9 @@ class ModelRunner:
                 states.behind(batch)
             return logits if capture is None else WatchedLogits.of(logits, capture.result())
 
-    def finish(self) -> None:
+    def new_end(self) -> WaitForEnd:
         """Every step has ended when its call has."""
+        return lambda: None
 
     def serve_others(self) -> None:
         """Take part in a step of schedulers that share our experts, without a token."""

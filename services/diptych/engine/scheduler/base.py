@@ -26,7 +26,8 @@ from diptych.engine.scheduler.lasting import NO_LASTING_TIERS, LastingTiers
 from diptych.engine.scheduler.links.links import Links, directions_of, links_of_nobody
 from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch
-from diptych.engine.values.batch import DraftModel, GraphUse, ImageCounts, OnLayer, OverlapRunner
+from diptych.engine.tensor_parallel.ended_steps import FollowedRunner
+from diptych.engine.values.batch import GraphUse, ImageCounts, OnLayer, WaitForEnd
 from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.prompt_cost import prompt_cost
@@ -56,11 +57,11 @@ if TYPE_CHECKING:  # what hardware brings along; some needs torch, whose threads
 OpenTransport = Callable[[SchedulerConfig], Transport | None]  # None: nobody is to write into this pool
 
 
-class ModelOnHardware(OverlapRunner, Protocol):
+class ModelOnHardware(FollowedRunner, Protocol):
     """A model that can run."""
 
-    def finish(self) -> None:
-        """Return when the steps so far have ended."""
+    def new_end(self) -> WaitForEnd:
+        """Return what waits for the steps so far."""
         ...
 
     def serve_others(self) -> None:
@@ -75,11 +76,6 @@ class ModelOnHardware(OverlapRunner, Protocol):
 
     @property
     def image_counts(self) -> ImageCounts: ...
-
-    @property
-    def draft_model(self) -> DraftModel | None:
-        """What guesses for it; None: only what needs no model does."""
-        ...
 
     def memory(self) -> WeightMemory | None:
         """Return where its weights lie; None: it has none."""

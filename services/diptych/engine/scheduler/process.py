@@ -330,8 +330,9 @@ def _report_ready(
 
 def _computing(base: SchedulerBase) -> worker_pb2.Computing:
     dtypes = sorted({region.dtype for region in base.layout.regions})
+    engine = base.config.engine
     return worker_pb2.Computing(
-        device=base.hardware.device_name, kv_dtype=" and ".join(dtypes), tp=base.config.engine.tp
+        device=base.hardware.device_name, kv_dtype=" and ".join(dtypes), tp=engine.tp, pp=engine.pp
     )
 
 

@@ -18,10 +18,12 @@ import numpy as np
 
 from diptych.common.errors import ConfigError, InvalidRequest, Unavailable
 from diptych.common.members.terms import Terms, terms_to_wire
+from diptych.engine.tensor_parallel.ended_steps import FollowedRunner
 from diptych.engine.tensor_parallel.weight_change import Change, change_from_wire, group_from_wire
 from diptych.engine.tensor_parallel.weight_sets import Served, WeightLoader, WeightSets
 from diptych.engine.values.batch import (
     NO_TOKEN,
+    DraftModel,
     ForwardBatch,
     ForwardMode,
     OverlapRunner,
@@ -42,14 +44,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-R = TypeVar("R", bound=OverlapRunner)
+R = TypeVar("R", bound=FollowedRunner)
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
     """What of the scheduler bears on a change of its weights."""
 
-    lead: Callable[[OverlapRunner], OverlapRunner]  # what computes on all ranks, by what computes here
+    lead: Callable[[FollowedRunner], OverlapRunner]  # what computes on all ranks, by what computes here
     terms: Callable[[ModelSource], Terms]
     is_idle: Callable[[], bool]  # no request holds KV
     clear_cache: Callable[[ModelSource], None]  # it is to hold KV of these weights from now on
@@ -68,6 +70,10 @@ class Weights(Generic[R]):
     @property
     def runner(self) -> R:
         return self._sets.served.runner
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        return self.runner.draft_model
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
         return self.sample(batch, self.logits(batch), sampling)()

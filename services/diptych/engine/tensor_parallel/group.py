@@ -8,7 +8,7 @@ all ranks, each copies its own part of a page.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,9 +17,9 @@ from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.cache.tier import Slots
 from diptych.engine.lora.host import AdapterHost
 from diptych.engine.tensor_parallel.adapters import TensorParallelAdapters
+from diptych.engine.tensor_parallel.ended_steps import FollowedRunner, tells_of_all
 from diptych.engine.tensor_parallel.parts.ranked_files import RankedFiles
 from diptych.engine.tensor_parallel.parts.ranked_objects import RankedObjects
-from diptych.engine.tensor_parallel.pipeline.staged_runner import StagedRunner
 from diptych.engine.tensor_parallel.rank_log import (
     NoRanks,
     RankLog,
@@ -78,7 +78,7 @@ class SingleRank:
     def lead_objects(self, objects: PageObjects) -> RunMedium:
         return objects
 
-    def lead_runner(self, runner: OverlapRunner) -> OverlapRunner:
+    def lead_runner(self, runner: FollowedRunner) -> OverlapRunner:
         return runner
 
     def lead_round(self, common: Round, *, is_without_us: bool) -> None:
@@ -93,7 +93,7 @@ class SingleRank:
     def lead_weights(self, weights: RankWeights[R]) -> WeightSets[R]:
         return weights
 
-    def leading(self, runner: OverlapRunner) -> OverlapRunner:
+    def leading(self, runner: FollowedRunner) -> OverlapRunner:
         return runner
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class LeadRank:
         """The same of a store."""
         return RankedObjects(objects, self._log)
 
-    def lead_runner(self, runner: OverlapRunner) -> OverlapRunner:
+    def lead_runner(self, runner: FollowedRunner) -> OverlapRunner:
         """Wait until every rank has loaded its part."""
         assert all(answer.is_loaded for answer in self._log.answers())
         return self.leading(runner)
@@ -149,10 +149,9 @@ class LeadRank:
     def lead_weights(self, weights: RankWeights[R]) -> WeightSets[R]:
         return TensorParallelWeights(weights, self._tasks)
 
-    def leading(self, runner: OverlapRunner) -> OverlapRunner:
+    def leading(self, runner: FollowedRunner) -> OverlapRunner:
         """Return what computes by `runner` here, and by theirs on the other ranks."""
-        is_staged = self._communicator.stages is not None
-        return StagedRunner(runner, self._log) if is_staged else TensorParallelRunner(runner, self._log)
+        return TensorParallelRunner(runner, self._log)
 
     def close(self) -> None:
         self._log.close()
@@ -222,21 +221,31 @@ class TensorParallelPages:
 
 
 class TensorParallelRunner:
-    """Implements `OverlapRunner` over rank 0's own runner."""
+    """Implements `OverlapRunner` over rank 0's own runner, and tells the log what its results say of all ranks."""
 
-    def __init__(self, runner: OverlapRunner, log: RankLog) -> None:
+    def __init__(self, runner: FollowedRunner, log: RankLog) -> None:
         self._runner = runner
         self._log = log
+        self._begun: deque[int] = deque()  # numbers of steps that are to be sampled from
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
         return self.sample(batch, self.logits(batch), sampling)()
 
     def logits(self, batch: ForwardBatch) -> Any:
-        self._log.append(rank_pb2.RankEntry(step=step_to_wire(batch)))
+        self._begun.append(self._log.begin_step(step_to_wire(batch)))
         return self._runner.logits(batch)
 
     def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> WaitForResult:
-        return self._runner.sample(batch, logits, sampling)
+        wait, number = self._runner.sample(batch, logits, sampling), self._begun.popleft()
+        is_told = tells_of_all(batch, is_followed=self._runner.draft_model is not None)
+        end = self._log.end_steps_on_all if is_told else self._log.end_steps
+
+        def result() -> StepResult:
+            found = wait()
+            end(number)
+            return found
+
+        return result
 
 
 class TensorParallelDraftModel:
@@ -247,8 +256,10 @@ class TensorParallelDraftModel:
         self._log = log
 
     def draft(self, batch: DraftBatch) -> I64:
-        self._log.append(rank_pb2.RankEntry(draft=draft_to_wire(batch)))
-        return self._model.draft(batch)
+        number = self._log.begin_draft(draft_to_wire(batch))
+        found = self._model.draft(batch)  # by logits of its own, so all ranks have come so far
+        self._log.end_steps_on_all(number)
+        return found
 
     def row(self, slot: int) -> bytes:
         return self._model.row(slot)  # which all ranks have

@@ -18,6 +18,7 @@ import zmq
 from diptych.common.arrays import I32, I64
 from diptych.engine.cache.page_ids import PROOF_NBYTES, PageId
 from diptych.engine.tensor_parallel.channels import Listening, require_connected
+from diptych.engine.tensor_parallel.ended_steps import EndedSteps
 from diptych.engine.values.batch import (
     DraftBatch,
     ForwardBatch,
@@ -59,8 +60,7 @@ class RankLog:
         self._restored: list[int] = []  # that nobody has heard of yet
         self._loaded: list[rank_pb2.LoadEnd] = []  # from files
         self._loaded_from_store: list[rank_pb2.LoadEnd] = []
-        self._num_steps = 0  # of a pipeline's first stage, begun
-        self._num_ended = 0  # of them so many have ended in all stages
+        self._steps = EndedSteps()
 
     def wait_for_ranks(self, within_s: float) -> None:
         """Wait until all are connected. Raises `Unavailable`, which names one that is not."""
@@ -79,30 +79,41 @@ class RankLog:
         return self.answers()
 
     def begin_step(self, step: rank_pb2.Step) -> int:
-        """Append a step that other ranks may end later than this one; return its number, from 1.
-
-        It counts from where it stands in the log: who asks the ranks to finish has asked for those before its entry.
-        """
+        """Append a step; return its number, by its place in the log."""
         data = rank_pb2.RankEntry(step=step).SerializeToString()
         with self._lock:
             self._send(data)
-            self._num_steps += 1
-            return self._num_steps
+            return self._steps.begin()
+
+    def begin_draft(self, step: rank_pb2.DraftStep) -> int:
+        """Append a draft step; return the number of the last step before it."""
+        data = rank_pb2.RankEntry(draft=step).SerializeToString()
+        with self._lock:
+            self._send(data)
+            return self._steps.num_begun
 
     def end_steps(self, number: int) -> None:
-        """The first `number` steps have ended on every rank."""
+        """The first `number` steps have ended on rank 0."""
         with self._lock:
-            self._num_ended = max(self._num_ended, number)
+            self._steps.end(number)
+
+    def end_steps_on_all(self, number: int) -> None:
+        """The same of all ranks."""
+        with self._lock:
+            self._steps.end_on_all(number)
 
     def finish_steps(self) -> None:
-        """Return when every rank has ended the steps so far: peers may write into the pages next."""
+        """Return when every rank has ended the steps that rank 0 has: peers may write into pages of theirs next.
+
+        Not while rank 0 is in a step, which the others wait for.
+        """
         with self._lock:
-            number = self._num_steps
-            if number <= self._num_ended:
+            number = self._steps.to_ask()
+            if number is None:
                 return
-            self._send(rank_pb2.RankEntry(finish_steps=True).SerializeToString())
+            self._send(rank_pb2.RankEntry(finish_steps=number).SerializeToString())
         self.answers()
-        self.end_steps(number)
+        self.end_steps_on_all(number)
 
     def _send(self, data: bytes) -> None:
         for channel in self._channels:

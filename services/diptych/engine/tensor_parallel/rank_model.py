@@ -12,7 +12,7 @@ from diptych.engine.tensor_parallel.rank_tasks import RankTasks
 from diptych.engine.tensor_parallel.tp_model_worker import RankRunner
 from diptych.engine.tensor_parallel.weight_change import change_from_wire, group_from_wire
 from diptych.engine.tensor_parallel.weight_sets import RankWeights
-from diptych.engine.values.batch import DraftModel, ForwardBatch
+from diptych.engine.values.batch import DraftModel, ForwardBatch, WaitForEnd
 from diptych.engine.values.rounds import Round
 from diptych.v1 import rank_pb2
 
@@ -52,8 +52,8 @@ class RankModel(Generic[R, W]):
     def logits(self, batch: ForwardBatch) -> object:
         return self._weights.served.runner.logits(batch)
 
-    def finish(self) -> None:
-        self._weights.served.runner.finish()
+    def new_end(self) -> WaitForEnd:
+        return self._weights.served.runner.new_end()
 
     def apply(self, entry: rank_pb2.RankEntry) -> None:
         match entry.WhichOneof("entry"):

@@ -13,6 +13,7 @@ import zmq
 from diptych.common.arrays import I32
 from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.tensor_parallel.channels import Reaching
+from diptych.engine.tensor_parallel.ended_steps import RankSteps
 from diptych.engine.tensor_parallel.rank_log import (
     EVENTS,
     RESTORES,
@@ -25,7 +26,7 @@ from diptych.engine.tensor_parallel.rank_log import (
     write_from_wire,
 )
 from diptych.engine.tensor_parallel.transfers.fan_out import FanOut
-from diptych.engine.values.batch import DraftModel, ForwardBatch
+from diptych.engine.values.batch import DraftModel, ForwardBatch, WaitForEnd
 from diptych.kvtransfer.errors import TransferError, TransferQueueFull
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, ProbePages, Transport, TransportEvent
 from diptych.v1 import rank_pb2
@@ -51,8 +52,8 @@ class RankRunner(Protocol):
         """Take part in the step; the logits are rank 0's."""
         ...
 
-    def finish(self) -> None:
-        """Return when the steps so far have ended."""
+    def new_end(self) -> WaitForEnd:
+        """Return what waits for the steps so far."""
         ...
 
 
@@ -91,6 +92,7 @@ class TpModelWorker:
     def __init__(self, channels: Reaching, rank: int) -> None:
         self._rank = rank
         self._channels = channels
+        self._steps = RankSteps()
         self._log = channels.connect(zmq.PAIR, log_of(rank))
         self._answers = channels.connect(zmq.PUSH, answers_of(rank))
         self._events = channels.connect(zmq.PUSH, EVENTS)
@@ -206,7 +208,9 @@ class TpModelWorker:
     ) -> None:
         match entry.WhichOneof("entry"):
             case "step":
-                runner.logits(step_from_wire(entry.step))
+                batch = step_from_wire(entry.step)
+                runner.logits(batch)
+                self._steps.begun(batch, runner.new_end, is_followed=runner.draft_model is not None)
             case "draft":
                 assert runner.draft_model is not None, "rank 0 has a draft model"
                 runner.draft_model.draft(draft_from_wire(entry.draft))
@@ -219,7 +223,7 @@ class TpModelWorker:
                 host_pages.finish_saves()
                 self.answer(rank_pb2.RankAnswer(is_saved=True))
             case "finish_steps":
-                runner.finish()
+                self._steps.finish(entry.finish_steps)
                 self.answer(rank_pb2.RankAnswer(has_finished=True))
             case "restore":
                 pages, slots = _host_copy(entry.restore)

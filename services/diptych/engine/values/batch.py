@@ -339,6 +339,7 @@ NO_GRAPHS: Final = GraphUse(0, 0)
 
 OnLayer = Callable[[int], None]  # hears of each layer of a step, in order, once its KV is in the pool
 WaitForResult = Callable[[], StepResult]  # blocks until the device has come so far
+WaitForEnd = Callable[[], None]  # likewise: to the end of all steps that were begun before it was made
 
 
 class Runner(Protocol):

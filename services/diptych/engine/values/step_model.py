@@ -83,6 +83,7 @@ class StepModel:
     kv_dtype: str = ""
     tp: int = 1
     evidence: Evidence = NO_EVIDENCE
+    pp: int = 1
 
     def seconds(self, shape: StepShape) -> float:
         """Return how long a step takes."""
@@ -153,10 +154,11 @@ class StepModel:
             device=_word("device", held),
             kv_dtype=_word("kv_dtype", held),
             tp=_whole("tp", held.get("tp", 1)),
+            pp=_whole("pp", held.get("pp", 1)),
         )
 
 
-_WHOSE: Final = ("model", "device", "kv_dtype", "tp")
+_WHOSE: Final = ("model", "device", "kv_dtype", "tp", "pp")
 TERMS: Final = tuple(each.name for each in fields(StepModel) if each.name not in (*_WHOSE, "evidence"))
 
 H200_LLAMA_8B: Final = StepModel(  # of the steps of two workers that served: `bench/results/slo.md`

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from draft_models import with_draft
 from emulated_gpu import emulated_runner
 from guessing_on_gpus import DRAWN, GREEDY, accepted_and_rejected, each_engine, guessed_alike, on_gpus
@@ -146,13 +148,36 @@ ASKED = [
 ]
 
 
+@pytest.fixture(scope="module")
+def deeper(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the same tokens with many layers more, which add nothing: its draft model pays on any machine."""
+    model = transformers.LlamaForCausalLM.from_pretrained(folder)
+    first = model.model.layers[0].state_dict()
+    silent = {name: 0 * first[name] for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight")}
+    config = transformers.LlamaConfig.from_pretrained(folder, num_hidden_layers=model.config.num_hidden_layers + 21)
+    longer = transformers.LlamaForCausalLM(config)
+    missing = longer.load_state_dict(model.state_dict(), strict=False).missing_keys
+    longer.load_state_dict({name: {**first, **silent}[name.split(".", 3)[3]] for name in missing}, strict=False)
+    path = tmp_path_factory.mktemp("deeper")
+    shutil.copytree(folder, path, dirs_exist_ok=True)
+    longer.save_pretrained(path)
+    return path
+
+
+def test_silent_layers_change_no_logit(folder: Path, deeper: Path) -> None:
+    ids = torch.arange(20)[None]
+    model, longer = (transformers.LlamaForCausalLM.from_pretrained(path) for path in (folder, deeper))
+    assert len(longer.model.layers) == 24
+    assert torch.equal(model(ids).logits, longer(ids).logits)
+
+
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @each_engine
 def test_a_draft_model_changes_no_token_on_gpus(
-    folder: Path, changes: dict[str, Any], capfd: pytest.CaptureFixture[str]
+    folder: Path, deeper: Path, changes: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    guessed = guessed_alike(folder, ASKED, f"draft:{folder}", changes)
+    guessed = guessed_alike(deeper, ASKED, f"draft:{folder}", changes)
     assert accepted_and_rejected(guessed)[0] > 0
     assert "while serving" not in capfd.readouterr().err, "a kernel was compiled"

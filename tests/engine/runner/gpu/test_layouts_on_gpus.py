@@ -47,6 +47,8 @@ LAYOUTS: Final = [
     pytest.param(
         {"page_size": 16, "tp": 2}, {"page_size": 32, **SECOND_GPU}, id="two ranks to one", marks=two_gpus.MARKS
     ),
+    pytest.param({"page_size": 16, "pp": 2}, {"page_size": 16, "tp": 2}, id="stages to ranks", marks=two_gpus.MARKS),
+    pytest.param({"page_size": 16, "tp": 2}, {"page_size": 16, "pp": 2}, id="ranks to stages", marks=two_gpus.MARKS),
 ]
 
 

@@ -18,6 +18,7 @@ from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.arrays import I64
 from diptych.embedded.engine import Generation
 from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine.runner.gpu.copy_queues import StreamMark
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch
 
 HAS_GPU = torch.cuda.is_available()
@@ -75,6 +76,13 @@ def test_nothing_is_compiled_while_requests_wait(folder: Path, capfd: pytest.Cap
 @pytest.mark.parametrize("cuda_graphs", ["off", "on"])
 def test_two_ranks_give_the_tokens_of_one(folder: Path, plain: Tokens, cuda_graphs: Any) -> None:
     assert tokens(folder, replace(OPTIONS, tp=2, cuda_graphs=cuda_graphs)) == plain
+
+
+@two_gpus.needs_two_gpus
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_two_stages_give_the_tokens_of_one(folder: Path, plain: Tokens, overlap: Any) -> None:
+    """Prompts of up to 182 tokens in steps of 64: chunks are in flight."""
+    assert tokens(folder, replace(OPTIONS, pp=2, overlap=overlap)) == plain
 
 
 @two_gpus.needs_two_gpus
@@ -265,3 +273,17 @@ def said(generation: Generation) -> list[tuple[int, float]]:
     """Return each token and its log-probability, to the bit."""
     assert generation.logprobs is not None
     return list(zip(generation.token_ids, generation.logprobs.logprobs, strict=True))
+
+
+def test_the_end_of_steps_is_that_of_what_was_queued_before_it_was_asked_for() -> None:
+    behind = torch.cuda.Event()
+    torch.cuda._sleep(50_000_000)
+    begun = torch.cuda.Event()
+    begun.record()
+    wait = StreamMark().wait
+    torch.cuda._sleep(2_000_000_000)
+    behind.record()
+    wait()
+    assert begun.query()
+    assert not behind.query(), "what was queued later is not waited for"
+    behind.synchronize()

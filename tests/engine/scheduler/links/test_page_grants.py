@@ -2,12 +2,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
-from diptych.engine.scheduler.links.posting import PageGrants
-from diptych.kvtransfer.inproc import InprocNetwork, InprocTransport
+from diptych.engine.scheduler.links.posting import PageGrants, Posting
+from diptych.engine.values.events import SendNote, StreamPages
+from diptych.kvtransfer.errors import TransferQueueFull
+from diptych.kvtransfer.flow import Flow
+from diptych.kvtransfer.inproc import InprocNetwork, InprocTransport, network
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
+from diptych.kvtransfer.transport import PageWrite
 
 LAYOUT = PoolLayout.kv(num_pages=8, num_layers=1, page_size=4, num_kv_heads=1, head_dim=4, dtype="float32")
 PEER, OTHER, ROOM = 2, 3, 5
@@ -64,3 +69,32 @@ def test_a_grant_ends_with_its_link_or_when_its_note_could_not_leave(transport: 
     grants.link_down(PEER)
     assert writable(transport, PEER) == []
     assert writable(transport, OTHER) == [6]
+
+
+class FullTransport(InprocTransport):
+    """It has no room at first."""
+
+    is_full = True
+
+    def send_note(self, peer: int, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
+        if self.is_full:
+            raise TransferQueueFull("full")
+        return 1
+
+
+def test_no_page_is_granted_within_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grant waits for other ranks, which wait for this one in a step."""
+    monkeypatch.setattr(network, "InprocTransport", FullTransport)
+    transport = network.InprocNetwork().transport(1, only_granted=True)
+    assert isinstance(transport, FullTransport)
+    transport.allocate_pool(LAYOUT)
+    posting = Posting(transport, PageGrants(transport, transport), [(0, 1)], [])
+    posting.perform(SendNote(PEER, ready(ROOM, 3)))
+    posting.perform(StreamPages(6, PEER, PageWrite(np.array([1]), np.array([2])), Flow(6)))
+    transport.revoke_pages(np.array([3]))
+    follow, transport.is_full = posting.layer_listener(), False
+    assert follow is not None
+    follow(0)
+    assert (writable(transport, PEER), len(posting.queue)) == ([], 2)
+    posting.post()
+    assert (writable(transport, PEER), len(posting.queue)) == ([3], 0)

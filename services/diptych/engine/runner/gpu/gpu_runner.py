@@ -21,6 +21,7 @@ from torch import Tensor
 from diptych.engine.attention.staged_batch import StagedBatch, logits_rows, single_rows
 from diptych.engine.models.adapters.lora import Loras
 from diptych.engine.models.pieces import Pieces, at_once
+from diptych.engine.runner.gpu.copy_queues import StreamMark
 from diptych.engine.runner.gpu.graphs import Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs
 from diptych.engine.runner.gpu.ladder import NO_SLOT, rung_of, token_rung_of
@@ -35,6 +36,7 @@ from diptych.engine.values.batch import (
     OnLayer,
     SamplingBatch,
     StepResult,
+    WaitForEnd,
     WaitForResult,
 )
 from diptych.engine.weights.memory import WeightMemory
@@ -157,9 +159,9 @@ class GpuRunner:
                 self._follower.follow(batch, self._newest, self.layer_listener())
             return logits
 
-    def finish(self) -> None:
-        """Wait until the device has done what was queued."""
-        torch.cuda.current_stream(self._newest.device).synchronize()
+    def new_end(self) -> WaitForEnd:
+        """Return what waits until the device has done what is queued so far."""
+        return StreamMark().wait
 
     def serve_others(self) -> None:
         """Take part in a step of schedulers that share our experts, without a token."""

@@ -167,14 +167,8 @@ class Posting:
 
     def post(self) -> None:
         """Hand over what waits, as far as there is room: completions make some."""
-        while self.queue:
-            try:
-                self._post(self.queue[0])
-            except TransferQueueFull:
-                return
-            except TransferError as error:
-                self._refuse(self.queue[0], str(error))
-            self.queue.popleft()
+        while self.queue and self._hand_over():
+            pass
 
     def refuse_all(self, peer: int, reason: str) -> None:
         """Give up what still waits to be handed over for a peer."""
@@ -195,7 +189,19 @@ class Posting:
             self.queue.append(_Piece(write, replace(write.effect.write, layers=window)))
         if self._num_windows_done == len(self._windows):
             self._streams, self._num_windows_done = [], 0
-        self.post()
+        while self.queue and not _grants(self.queue[0]) and self._hand_over():
+            pass
+
+    def _hand_over(self) -> bool:
+        """Post the next job, if there is room."""
+        try:
+            self._post(self.queue[0])
+        except TransferQueueFull:
+            return False
+        except TransferError as error:
+            self._refuse(self.queue[0], str(error))
+        self.queue.popleft()
+        return True
 
     def _post(self, job: _Job) -> None:
         match job:
@@ -233,3 +239,8 @@ class Posting:
             self.num_pages_open -= len(write.effect.write.dst)
             digest = None if write.error else write.digest
             self._events.append(WriteDone(write.effect.room, write.error, digest))
+
+
+def _grants(job: _Job) -> bool:
+    """Whether a job grants pages. It waits for other ranks, which in a step wait for this one."""
+    return isinstance(job, SendNote) and isinstance(job.note, PagesReady | Pull)

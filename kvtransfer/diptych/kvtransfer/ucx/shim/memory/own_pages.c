@@ -126,7 +126,7 @@ static const char *unpack_on_device(kvt_engine *engine, operation *op)
     uint64_t left = copy->num_pages - copy->num_posted, bytes = unpack_memory_bytes(engine);
     uint32_t num_pages = (uint32_t)smaller(left, smaller(bytes / engine->page_nbytes, MOVE_PAGES));
     const char *trouble = NULL;
-    if (engine->unpack_memory == NULL)
+    if (unpacking->num_regions > 0 && engine->unpack_memory == NULL) /* without parts all ranks but this one work */
         trouble = engine->device->calls->lend(engine->device, bytes, &engine->unpack_memory);
     for (uint32_t i = 0; i < num_pages; i++)
         pages[i].dst = i;
