@@ -108,10 +108,10 @@ class Step:
         tables = self.pool.page_table, self.pool.seq_lens
         if self.candidate.two:
             import tmp_two
-            tmp_two.attend(self.q, layer, *tables, self.out, self.parts, head_tiles=self.shape.head_tiles, score_scale=SCALE * LOG2_E, value_scale=1.0, num_splits=self.shares, batch_block=latent_attention._batch_block(len(self.q)))
+            tmp_two.attend(self.q, layer, *tables, self.out, self.parts, head_tiles=self.shape.head_tiles, score_scale=SCALE * LOG2_E, value_scale=1.0, num_splits=self.shares, batch_block=latent_attention.batch_block(len(self.q)))
             return
         hopper_latent.LAUNCH.update(PRESENT | self.candidate.launch)
-        call = latent_attention.decode_on_hopper if self.candidate.on_hopper else latent_attention.decode_anywhere
+        call = hopper_latent.decode if self.candidate.on_hopper else latent_attention.decode_anywhere
         call(self.q, layer, *tables, self.out, self.parts, self.shape, SCALE * LOG2_E, 1.0, self.shares)
 
     def merge(self) -> None:
@@ -217,7 +217,7 @@ class Chunk:
     def __init__(self, pool: Pool, new: int, on_hopper: bool) -> None:
         torch.manual_seed(0)
         self.pool = pool
-        self.call = latent_attention.extend_on_hopper if on_hopper else latent_attention.extend_anywhere
+        self.call = hopper_latent.extend if on_hopper else latent_attention.extend_anywhere
         new_lens = pool.seq_lens.clamp(max=new).cumsum(0).to(torch.int32)
         self.starts = torch.cat([new_lens.new_zeros(1), new_lens])
         self.q, self.out = pool.queries(int(new_lens[-1]))

@@ -6,14 +6,14 @@ that are made of tiles (`serves`); the rest is the portable kernel's. Shares and
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from diptych.kernels.gpu.attention.decode_attention import FP8, product_dtype
+from diptych.kernels.gpu.attention.decode_attention import FP8, batch_block, product_dtype
 from diptych.kernels.gpu.attention.hopper_latent_kernel import (
     BOX_DIMS,
     KEY_DIM,
@@ -34,6 +34,15 @@ LEAST_PAGE: Final = 8  # tokens, of which the copy engine's pattern has eight ro
 LAYOUT: Final = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 NARROW_LAYOUT: Final = NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=8, rank=2)
 LAUNCH: Final[dict[str, Any]] = {"REGISTERS": 184, "COPY_REGISTERS": 40}
+
+
+class Heads(Protocol):
+    """What is asked of a `LatentShape`."""
+
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def head_tiles(self) -> int: ...
 
 
 def serves(dims: tuple[int, int], dtype: torch.dtype, kv: Tensor) -> bool:
@@ -76,15 +85,13 @@ def decode(
     seq_lens: Tensor,
     out: Tensor,
     parts: tuple[Tensor, Tensor, Tensor],
-    *,
-    head_tiles: int,
+    shape: Heads,
     score_scale: float,
     value_scale: float,
     num_splits: int,
-    batch_block: int,
 ) -> None:
     """Leave what shares have of requests in `parts`, or in `out` where a share has all of one."""
-    hopper_latent_decode_kernel[(num_splits * head_tiles,)](
+    hopper_latent_decode_kernel[(num_splits * shape.head_tiles,)](
         q,
         _pool(kv_layer),
         page_table,
@@ -98,9 +105,9 @@ def decode(
         num_splits,
         score_scale,
         value_scale,
-        HEADS=q.shape[1],
-        HEAD_TILES=head_tiles,
-        BATCH=batch_block,
+        HEADS=shape.num_heads,
+        HEAD_TILES=shape.head_tiles,
+        BATCH=batch_block(len(q)),
         **constants(q.dtype, kv_layer.dtype, kv_layer.shape[2], kv_layer.stride(0) // WIDTH),
         num_warps=4,
     )
@@ -113,13 +120,13 @@ def extend(
     seq_lens: Tensor,
     extend_starts: Tensor,
     out: Tensor,
-    *,
+    shape: Heads,
     score_scale: float,
     value_scale: float,
 ) -> None:
     """Do what `latent_extend` does."""
-    batch, num_heads = len(seq_lens), q.shape[1]
-    hopper_latent_extend_kernel[(len(q) * num_heads // NUM_ROWS + batch,)](
+    batch = len(seq_lens)
+    hopper_latent_extend_kernel[(len(q) * shape.num_heads // NUM_ROWS + batch,)](
         q,
         _pool(kv_layer),
         page_table,
@@ -132,7 +139,7 @@ def extend(
         page_table.stride(0),
         score_scale,
         value_scale,
-        HEADS=num_heads,
+        HEADS=shape.num_heads,
         **constants(q.dtype, kv_layer.dtype, kv_layer.shape[2], kv_layer.stride(0) // WIDTH),
         num_warps=4,
     )

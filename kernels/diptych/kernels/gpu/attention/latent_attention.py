@@ -16,12 +16,12 @@ from torch import Tensor
 
 from diptych.kernels.gpu.attention import hopper_latent
 from diptych.kernels.gpu.attention.decode_attention import (
-    BATCH_BLOCK,
     FEW_REQUESTS,
     FP8,
     LOG2_E,
     MIN_HALF,
     MIN_HEADS,
+    batch_block,
     product_dtype,
 )
 from diptych.kernels.gpu.attention.latent_attention_kernels import (
@@ -107,7 +107,7 @@ class LatentShape:
 
     def decode_constants(self, batch: int) -> dict[str, Any]:
         tiles = {"HEAD_TILES": self.head_tiles, "GROUP": self.num_heads // self.head_tiles, "ROWS": self.decode_rows}
-        return {**tiles, **self._constants(self.decode_tile), "BATCH": _batch_block(batch)}
+        return {**tiles, **self._constants(self.decode_tile), "BATCH": batch_block(batch)}
 
     def extend_constants(self) -> dict[str, Any]:
         return {"NUM_HEADS": self.num_heads, "ROWS": self.max_rows, **self._constants(self.extend_tile)}
@@ -178,45 +178,20 @@ def latent_decode(
     _check(q, kv_layer, page_table, seq_lens, out, shape)
     assert len(workspace.maxima) >= 2 * num_splits, (workspace.maxima.shape, num_splits)
     parts = workspace.values, workspace.maxima, workspace.sums
-    attend = (
-        decode_on_hopper if hopper_latent.serves((shape.rank, shape.rope_dim), q.dtype, kv_layer) else decode_anywhere
-    )
+    attend = hopper_latent.decode if _pays_on_hopper(shape, kv_layer) else decode_anywhere
+    scales = scale * kv_scale * LOG2_E, kv_scale
     with torch.cuda.device_of(q):
-        attend(q, kv_layer, page_table, seq_lens, out, parts, shape, scale * kv_scale * LOG2_E, kv_scale, num_splits)
+        attend(q, kv_layer, page_table, seq_lens, out, parts, shape, *scales, num_splits)
         merge_parts(parts, seq_lens, out, shape, kv_scale, num_splits, merge_launch(shape, len(q), num_splits))
 
 
 def _pays_on_hopper(shape: LatentShape, kv_layer: Tensor) -> bool:
     """Up to 16 heads wait for memory, and tiles of 16 rows are the faster ones; see bench/results/gpu.md."""
-    dims = shape.rank, shape.rope_dim
-    return shape.decode_rows > MIN_HEADS and hopper_latent.serves(dims, shape.dtype, kv_layer)
+    return shape.decode_rows > MIN_HEADS and _serves(shape, kv_layer)
 
 
-def decode_on_hopper(
-    q: Tensor,
-    kv_layer: Tensor,
-    page_table: Tensor,
-    seq_lens: Tensor,
-    out: Tensor,
-    parts: Parts,
-    shape: LatentShape,
-    score_scale: float,
-    value_scale: float,
-    num_splits: int,
-) -> None:
-    hopper_latent.decode(
-        q,
-        kv_layer,
-        page_table,
-        seq_lens,
-        out,
-        parts,
-        head_tiles=shape.head_tiles,
-        score_scale=score_scale,
-        value_scale=value_scale,
-        num_splits=num_splits,
-        batch_block=_batch_block(len(q)),
-    )
+def _serves(shape: LatentShape, kv_layer: Tensor) -> bool:
+    return hopper_latent.serves((shape.rank, shape.rope_dim), shape.dtype, kv_layer)
 
 
 def decode_anywhere(
@@ -231,6 +206,7 @@ def decode_anywhere(
     value_scale: float,
     num_splits: int,
 ) -> None:
+    """Leave what shares have of requests in `parts`, or in `out` where a share has all of one."""
     kv = _entries(kv_layer)
     latent_decode_kernel[(num_splits * shape.head_tiles,)](
         q,
@@ -277,7 +253,7 @@ def merge_parts(
         DIM=shape.rank,
         DIM_BLOCK=launch.dims,
         BLOCK=shape.decode_tile.block,
-        BATCH=_batch_block(batch),
+        BATCH=batch_block(batch),
         TOGETHER=launch.parts,
         num_warps=launch.num_warps,
     )
@@ -301,26 +277,10 @@ def latent_extend(
     last of them are padding, and left alone.
     """
     _check(q, kv_layer, page_table, seq_lens, out, shape)
-    on_hopper = hopper_latent.serves((shape.rank, shape.rope_dim), shape.dtype, kv_layer)
-    attend = extend_on_hopper if on_hopper else extend_anywhere
+    attend = hopper_latent.extend if _serves(shape, kv_layer) else extend_anywhere
     tables = page_table, seq_lens, extend_starts
     with torch.cuda.device_of(q):
         attend(q, kv_layer, *tables, out, shape, scale * kv_scale * LOG2_E, kv_scale)
-
-
-def extend_on_hopper(
-    q: Tensor,
-    kv_layer: Tensor,
-    page_table: Tensor,
-    seq_lens: Tensor,
-    extend_starts: Tensor,
-    out: Tensor,
-    _shape: LatentShape,
-    score_scale: float,
-    value_scale: float,
-) -> None:
-    scales = {"score_scale": score_scale, "value_scale": value_scale}
-    hopper_latent.extend(q, kv_layer, page_table, seq_lens, extend_starts, out, **scales)
 
 
 def extend_anywhere(
@@ -334,6 +294,7 @@ def extend_anywhere(
     score_scale: float,
     value_scale: float,
 ) -> None:
+    """Do what `latent_extend` does."""
     batch, kv, constants = len(seq_lens), _entries(kv_layer), shape.extend_constants()
     latent_extend_kernel[(len(q) * shape.num_heads // constants["ROWS"] + batch,)](
         q,
@@ -382,10 +343,6 @@ def reference_latent_attention(
 
 def _entries(kv_layer: Tensor) -> Tensor:
     return kv_layer.view(torch.int16) if kv_layer.dtype == FP8 else kv_layer
-
-
-def _batch_block(batch: int) -> int:
-    return FEW_REQUESTS if batch <= FEW_REQUESTS else max(BATCH_BLOCK, power_of_two(batch))
 
 
 def _check(q: Tensor, kv_layer: Tensor, page_table: Tensor, seq_lens: Tensor, out: Tensor, shape: LatentShape) -> None:
