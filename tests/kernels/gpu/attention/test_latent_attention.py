@@ -9,6 +9,7 @@ import torch
 from rounding import assert_rows_are_rounded
 from torch import Tensor
 
+from diptych.kernels.gpu.attention import hopper_latent
 from diptych.kernels.gpu.attention.decode_attention import FP8
 from diptych.kernels.gpu.attention.latent_attention import (
     LatentShape,
@@ -150,6 +151,27 @@ def test_many_parts_of_few_requests_are_added_up_by_more_programs(
     assert astuple(merge_launch(shape, batch, num_splits)) == launch
     few = LatentShape(16, 512, 64, 64, torch.bfloat16, torch.bfloat16)
     assert astuple(merge_launch(few, 1, 132)) == (128, 32, 4)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "new_lens", "on_hopper"),
+    [(16, None, False), (17, None, True), (80, None, True), (16, (5, 3), True), (80, (5, 3), True)],
+)
+def test_on_hopper_few_heads_alone_decode_as_anywhere(
+    num_heads: int,
+    new_lens: tuple[int, ...] | None,
+    on_hopper: bool,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case((20, 3), num_heads=num_heads, new_lens=new_lens, num_splits=1)
+    called: list[str] = []
+    monkeypatch.setattr(hopper_latent, "serves", lambda *_asked: True)
+    monkeypatch.setattr(hopper_latent, "decode", lambda *_step: called.append("decode"))
+    monkeypatch.setattr(hopper_latent, "extend", lambda *_step: called.append("extend"))
+    out = attend(case, Step(case, device))
+    assert called == ["extend" if new_lens else "decode"] * on_hopper
+    assert out.isnan().all() == on_hopper
 
 
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
