@@ -3,7 +3,7 @@
 Each candidate is compared with float32 attention of torch first, over requests of several lengths whose pages end in
 values that are not numbers; then it is timed over the cases of `latent_attention.py`, with the merge and without.
 
-    python bench/gpu/tune_latent_attention.py [--quick] [--json] [--only TEXT]
+    python bench/gpu/tune_latent_attention.py [--quick] [--json] [--only TEXT] [--tiles]
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ class Candidate:
     launch: dict[str, Any] = field(default_factory=dict)
     shares: int | None = None  # for all heads of a program; None: as the product says
     merge: MergeLaunch | None = None
-    two: bool = False
     tile: Tile | None = None  # of the portable kernel; None: the present one
 
 
@@ -78,6 +77,9 @@ class Tiled(LatentShape):
     def decode_tile(self) -> Tile:
         return self.tile
 
+    def tile_of(self, batch: int) -> Tile:  # noqa: ARG002 - this one for any
+        return self.tile
+
 
 def candidates(kind: str, heads: int, batch: int) -> Iterator[Candidate]:
     yield Candidate("portable", on_hopper=False)
@@ -88,7 +90,10 @@ def candidates(kind: str, heads: int, batch: int) -> Iterator[Candidate]:
     if kind == "fp8" and heads == 16:
         return
     yield Candidate("hopper", on_hopper=True)
-    yield Candidate("hopper, two groups", on_hopper=True, two=True)
+    yield Candidate("hopper, 176 registers", on_hopper=True, launch={"REGISTERS": 176, "COPY_REGISTERS": 40})
+    if batch < 64:
+        for merge in (MergeLaunch(512, 8, 4), MergeLaunch(128, 16, 1), MergeLaunch(128, 32, 4)):
+            yield Candidate("hopper, merge {} x {} w{}".format(*astuple(merge)), on_hopper=True, merge=merge)
 
 
 class Step:
@@ -106,10 +111,6 @@ class Step:
 
     def attend(self, layer: Tensor) -> None:
         tables = self.pool.page_table, self.pool.seq_lens
-        if self.candidate.two:
-            import tmp_two
-            tmp_two.attend(self.q, layer, *tables, self.out, self.parts, head_tiles=self.shape.head_tiles, score_scale=SCALE * LOG2_E, value_scale=1.0, num_splits=self.shares, batch_block=latent_attention.batch_block(len(self.q)))
-            return
         hopper_latent.LAUNCH.update(PRESENT | self.candidate.launch)
         call = hopper_latent.decode if self.candidate.on_hopper else latent_attention.decode_anywhere
         call(self.q, layer, *tables, self.out, self.parts, self.shape, SCALE * LOG2_E, 1.0, self.shares)
