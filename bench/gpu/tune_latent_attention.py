@@ -77,7 +77,7 @@ class Tiled(LatentShape):
     def decode_tile(self) -> Tile:
         return self.tile
 
-    def tile_of(self, batch: int) -> Tile:  # noqa: ARG002 - this one for any
+    def tile_of(self, batch: int) -> Tile:
         return self.tile
 
 
