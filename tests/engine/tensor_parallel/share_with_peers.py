@@ -37,7 +37,7 @@ class Rank:
         self.rank, self.size, self.wrong = rank, size, Counter[str]()
         self.device = torch.device("cuda", rank)
         self.group = ExpertGroup(
-            SharedExperts(folder, rank, size), 0, 1, self.device, DTYPE, num_redundant, counts=False
+            SharedExperts(folder, rank, size), 0, 1, self.device, DTYPE, num_redundant, counts=False, opens_memory=True
         )
         self.placement, room = self.group.placement(0, NUM_EXPERTS), self.group.room(NUM_EXPERTS)
         exchange = self.group.peers(WIDTH, CHOICES, room)

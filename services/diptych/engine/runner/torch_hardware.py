@@ -84,7 +84,8 @@ class TorchHardware:
         options = self.options
         counts, redundant = bool(options.rebalance_experts), options.redundant_experts
         dtype = DTYPES[options.dtype]
-        self.experts = ExpertGroup(place, rank, options.tp, self._device, dtype, redundant, counts=counts)
+        kept = {"counts": counts, "opens_memory": options.peer_exchange}
+        self.experts = ExpertGroup(place, rank, options.tp, self._device, dtype, redundant, **kept)
         if self._communicator is None:
             self._communicator = LoneCommunicator(self.experts)
         else:

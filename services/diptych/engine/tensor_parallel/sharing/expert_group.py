@@ -39,14 +39,16 @@ class ExpertGroup:
         num_redundant: int,
         *,
         counts: bool,
+        opens_memory: bool,
     ) -> None:
         """Wait until all ranks of all schedulers are there.
 
         `dtype`: of hidden states. `num_redundant`: copies of experts beside one of each. `counts` what experts do, for
-        `load_of_layers`.
+        `load_of_layers`. `opens_memory` of a GPU to the other ranks, see `peers`.
         """
         self._num_redundant = num_redundant
         self._counts = counts
+        self._opens_memory = opens_memory
         self._chosen: dict[int, Tensor] = {}  # by layer: how often each expert was chosen here, int64
         self.placements: dict[int, ExpertPlacement] = {}  # by layer
         self.rank, self.size = place.rank(rank, tp), place.size(tp)
@@ -77,7 +79,7 @@ class ExpertGroup:
         return -(-(num_experts + self._num_redundant) // self.size)
 
     def peers(self, width: int, experts_per_token: int, room: int) -> PeerExchange | None:
-        if self._device.type != "cuda":
+        if self._device.type != "cuda" or not self._opens_memory:
             return None
         wanted = width, experts_per_token, room
         if wanted not in self._exchanges:
