@@ -6,10 +6,11 @@
 all-to-alls of as many bytes as a padded round sends. On stderr: what a call queues on the device, and how often it
 waits.
 *engine*: 128 requests of 32 tokens in and 128 out, greedy, at once, on a DeepSeek-V2-Lite-like shape with made-up
-weights: `--dp 2 --dp-attention` (with and without `--peer-exchange`), `--tp 2`, `--tp 2 --expert-parallel`, one GPU; output tokens a second, each in an
-engine of its own, one after the other, the second of two bursts; a third is compared. *same tokens*: the share of
-requests whose tokens are those of one GPU. *widest margin*: where tokens first differ, how much likelier one GPU took
-its own to be, at most: sums in another order turn what is nearly a tie, and nothing else.
+weights: `--dp 2 --dp-attention` with `--peer-exchange` and without, `--tp 2`, `--tp 2 --expert-parallel`, one GPU;
+output tokens a second, each in an engine of its own, one after the other, the second of two bursts; a third is
+compared. *same tokens*: the share of requests whose tokens are those of one GPU. *widest margin*: where tokens first
+differ, how much likelier one GPU took its own to be, at most: sums in another order turn what is nearly a tie, and
+nothing else.
 
     PYTHONPATH=bench python bench/gpu/shared_experts.py [--only exchange|engine] [--quick] [--json]
     ... --only engine --device cpu --quick      # a tiny shape: shows that it works, on any machine

@@ -66,7 +66,10 @@ class ExpertRanks(Protocol):
         ...
 
     def peers(self, width: int, experts_per_token: int, room: int) -> PeerExchange | None:
-        """Return what exchanges such tokens through peers' memory; None on all ranks where one can't, or shall not. See `room`."""
+        """Return what exchanges such tokens through peers' memory; None on all ranks where one can't, or shall not.
+
+        `room`: see there.
+        """
         ...
 
     def num_tokens(self, *, is_last: bool) -> Tensor:
