@@ -285,7 +285,7 @@ class DecodeCore:
         self._counts.retractions += 1
         room = self._rooms[request.room]
         self._rooms.retracted.add(room, self._now_s)
-        if not request.has_pixels:
+        if not request.is_computable:
             self._rooms.fail(room, WITHOUT_PIXELS)
 
     def plain_steps(self, token_id: int) -> PlainSteps:

@@ -136,9 +136,9 @@ class Request:
         return self.num_tokens - self.computed_len
 
     @property
-    def has_pixels(self) -> bool:
+    def is_computable(self) -> bool:
         """Whether all of it can be computed here: of an image, a worker that was sent its KV has the size alone."""
-        return all(each.image is not None and each.image.rgb for each in self.contents)
+        return all(each.is_computable for each in self.contents)
 
     @property
     def has_begun(self) -> bool:

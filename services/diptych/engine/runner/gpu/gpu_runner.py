@@ -199,7 +199,7 @@ class GpuRunner:
 
     def _launch(self, batch: ForwardBatch) -> Tensor:
         """Queue kernel by kernel; first the tower's, of images whose rows are not there."""
-        staged = self.model.with_images(self._inputs.stage(batch), self._on_tower_layer)
+        staged = self.model.with_rows(self._inputs.stage(batch), self._on_tower_layer)
         self.model.attention.init_forward_metadata(staged)
         return self._forward(staged, self.layer_listener())[: len(logits_rows(batch))]
 

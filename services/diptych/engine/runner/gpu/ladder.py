@@ -52,9 +52,10 @@ def token_ladder(most: int) -> tuple[int, ...]:
 def token_rung_of(batch: ForwardBatch, rungs: Sequence[int]) -> int | None:
     """Return for how many tokens the pieces are recorded by which to compute `batch`; None: kernel by kernel.
 
-    It has prompts, and perhaps requests that continue. What is recorded has no place for rows of images.
+    It has prompts, and perhaps requests that continue. What is recorded has no place for rows of images
+    and of clients.
     """
-    if batch.mode is ForwardMode.DECODE or batch.images:
+    if batch.mode is ForwardMode.DECODE or batch.images or batch.embeds is not None:
         return None
     return next((rung for rung in rungs if rung >= len(batch.input_ids)), None)
 
