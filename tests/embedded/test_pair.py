@@ -58,7 +58,7 @@ def test_rows_that_tokens_have_give_what_the_tokens_give_and_are_found_again(tin
     assert first.token_ids == again.token_ids == said.token_ids
     assert (first.prompt_tokens, first.cached_tokens, again.cached_tokens) == (42, 0, 32)
     assert pair.generate(table[prompt[:37]], GREEDY).cached_tokens == 32
-    with pytest.raises(InvalidRequest, match="a row of input_embeds has 64 numbers, .* not 32"):
+    with pytest.raises(InvalidRequest, match=r"a row of input_embeds has 64 numbers, .* not 32"):
         pair.generate(table[prompt][:, :32], GREEDY)
 
 

@@ -108,7 +108,7 @@ WRONG = {
     "true in a row": ({"input_embeds": [[True] * WIDTH]}, "input_embeds"),
     "NaN in a row": ({"input_embeds": [[float("nan")] * WIDTH]}, "input_embeds"),
     "four levels": ({"input_embeds": [[[[1.0]]]]}, "input_embeds"),
-    "too many rows": ({"input_embeds": np.zeros((1000, WIDTH)).tolist()}, "context"),
+    "more numbers than are ever read": ({"input_embeds": [[0] * WIDTH] * 1025}, "the body holds too much"),
 }
 
 

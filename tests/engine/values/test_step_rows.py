@@ -1,4 +1,4 @@
-"""Of which models rows may be given."""
+"""Which models take rows in place of embeddings."""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ Named = Annotated[list[Token], Field(max_length=MAX_LOGPROB_TOKEN_IDS)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Row = Annotated[list[Number], Field(min_length=1, fail_fast=True)]
 Rows = Annotated[list[Row], Field(min_length=1, fail_fast=True)]
+ManyRows = Annotated[list[Rows], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 Images = Annotated[list[str], Field(max_length=MAX_PARTS)]  # each a URL, or a file in base64
 ManyImages = Annotated[list[str | Images | None], Field(max_length=MAX_PARTS)]
 
@@ -108,7 +109,7 @@ class GenerateRequest(RequestFields, AttentionFields):
     text: str | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)] | None = None
     image_data: str | ManyImages | None = None  # of one prompt; or of several, an entry for each
     input_ids: Ids | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)] | None = None
-    input_embeds: Rows | Annotated[list[Rows], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)] | None = None
+    input_embeds: Rows | ManyRows | None = None  # rows of numbers in place of the embeddings of tokens
     sampling_params: Sampling | None = None
     return_logprob: bool | None = None
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
