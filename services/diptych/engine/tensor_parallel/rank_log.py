@@ -304,7 +304,7 @@ def _embeds_to_wire(rows: StepRows) -> rank_pb2.StepRows:
 
 def _embeds_from_wire(wire: rank_pb2.StepRows) -> StepRows:
     tokens = from_bytes(wire.tokens)
-    return StepRows(tokens, np.frombuffer(wire.values, "<f4").reshape(len(tokens), -1))
+    return StepRows(tokens, np.frombuffer(wire.values, "<f4").reshape(len(tokens), -1).copy())
 
 
 def draft_to_wire(batch: DraftBatch) -> rank_pb2.DraftStep:
