@@ -1,12 +1,13 @@
 """The gated delta rule of Qwen3-Next's layers against the bytes that it must move, and a prompt's against products.
 
 Layers take turns, each with states of its own, so that they are read from memory, as in a model. Single tokens: the
-limit is one read and one write of the states, at the speed of a copy. Prompts: the products of the chunked form, at the
-speed of large ones in bf16; beside it the time of the layer's matrix of inputs, at best.
+limit is one read and one write of the states, at the speed of a copy. Rows of drafts: beside as many steps of single
+tokens. Prompts: the products of the chunked form, at the speed of large ones in bf16; beside it the time of the layer's
+matrix of inputs, at best.
 
 Of the first prompts each part by itself, too.
 
-    python bench/gpu/delta_rule.py [--quick] [--json]
+    python bench/gpu/delta_rule.py [--quick] [--single] [--json]
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor
 from diptych.kernels.gpu.recurrent.chunk_scan import CHUNK, Prompts, scan_chunks
 from diptych.kernels.gpu.recurrent.delta_chunks import LAUNCH, DeltaLaunch, convolve, mix_prompts, prepare
 from diptych.kernels.gpu.recurrent.delta_rule import DeltaLayer, mix_single_tokens
+from diptych.kernels.slot_rows import SlotRows
 
 KEY_HEADS: Final = 16
 VALUE_HEADS: Final = 32
@@ -31,6 +33,7 @@ CONV_WIDTH: Final = 4
 HIDDEN: Final = 2048
 NUM_LAYERS: Final = 4
 SINGLE: Final = (64, 1, 8, 256)  # requests
+ROWS: Final = ((1, 16), (16, 8), (64, 4))  # requests, tokens that each tries
 PROMPTS: Final = ((1, 8192), (1, 4096), (8, 1024), (1, 16_384), (64, 64))  # requests, tokens each
 Run = Callable[[], object]
 
@@ -52,6 +55,7 @@ class Layers:
         self.projected = torch.randn(num_tokens, self.layer.token_size, device="cuda").bfloat16()
         self.out = torch.empty(num_tokens, VALUE_HEADS * DIM, device="cuda", dtype=torch.bfloat16)
         self.slots = torch.randperm(batch_size, device="cuda")
+        self.rows = SlotRows(self.slots.repeat_interleave(length), self._lens(batch_size, length))
         self.starts = torch.arange(batch_size + 1, device="cuda", dtype=torch.int32) * length
         self.states = [
             (
@@ -62,9 +66,18 @@ class Layers:
         ]
         self.state_nbytes = sum(part.nbytes for part in self.states[0])
 
+    @staticmethod
+    def _lens(batch_size: int, length: int) -> Tensor:
+        """Rows of several tokens are tried: their slots stay as they are."""
+        lens = torch.zeros(batch_size, length, dtype=torch.int32, device="cuda")
+        lens[:, 0] = length if length == 1 else -length
+        return lens.flatten()
+
     def single_runs(self) -> list[Run]:
+        starts = torch.arange(len(self.out) + 1, device="cuda", dtype=torch.int32)
+
         def run(newest: Tensor, kept: Tensor) -> Run:
-            return lambda: mix_single_tokens(self.layer, self.projected, newest, kept, self.slots, self.out)
+            return lambda: mix_single_tokens(self.layer, self.projected, newest, kept, self.rows, starts, self.out)
 
         return [run(*state) for state in self.states]
 
@@ -109,6 +122,13 @@ def measure_single(report: Report, limits: Roofline, batch_size: int) -> None:
     report.row("gpu/delta_rule", case, value / 1e9, "GB/s", limit / 1e9, "copy", value / limit, {"us": 1e6 * seconds})
 
 
+def measure_rows(report: Report, batch_size: int, length: int) -> None:
+    """Beside it as many steps of one token of each request."""
+    row_s, single_s = (seconds_each(Layers(batch_size, each).single_runs()) for each in (length, 1))
+    case, steps_s = f"rows, {batch_size} x {length}", length * single_s
+    report.row("gpu/delta_rule", case, 1e6 * row_s, "us", 1e6 * steps_s, "steps", steps_s / row_s, {})
+
+
 def measure_prompts(report: Report, limits: Roofline, batch_size: int, length: int) -> None:
     layers, num_tokens = Layers(batch_size, length), batch_size * length
     seconds, least = seconds_each(layers.prompt_runs()), limits.seconds(0, num_flops(num_tokens))
@@ -125,11 +145,17 @@ def measure_parts(report: Report, batch_size: int, length: int) -> None:
 
 
 def main() -> None:
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--single", action="store_true", help="no prompts")
+    options = parser.parse_args()
     limits = roofline()
     with torch.inference_mode(), Report(as_json=options.json) as report:
         for batch_size in SINGLE[:1] if options.quick else SINGLE:
             measure_single(report, limits, batch_size)
+        for rows in ROWS[:1] if options.quick else ROWS:
+            measure_rows(report, *rows)
+        if options.single:
+            return
         for prompts in PROMPTS[:1] if options.quick else PROMPTS:
             measure_prompts(report, limits, *prompts)
         measure_parts(report, *PROMPTS[0])

@@ -73,13 +73,16 @@ class Reciter:
 class Side:
     """A core over the runner; serves groups of requests, one after the other."""
 
-    def __init__(self, runner: OverlapRunner, speculate: str) -> None:
+    def __init__(
+        self, runner: OverlapRunner, speculate: str, num_pages: int = NUM_PAGES, pages_per_state: int = 0
+    ) -> None:
         self._runner = runner
         cache = KvCache(
-            num_pages=NUM_PAGES,
+            num_pages=num_pages,
             page_size=PAGE_SIZE,
             max_requests=MAX_REQUESTS + PROMPT_ROWS,
             max_tokens_per_request=CONTEXT_LEN,
+            pages_per_state=pages_per_state,
         )
         limits = Limits(CONTEXT_LEN, VOCAB, frozenset(), MAX_STEP_TOKENS, MAX_REQUESTS)
         drafter = new_drafter(speculate, limits, time.thread_time)
@@ -135,12 +138,24 @@ class Words:
         return [self._ids.setdefault(word, 1000 + len(self._ids)) for word in re.findall(r" ?\w+|\s+|[^\w\s]", text)]
 
 
-def texts_of(kind: str, size: int) -> list[tuple[list[int], list[int]]]:
+def texts_of(kind: str, size: int, prefix_tokens: int = PREFIX_TOKENS) -> list[tuple[list[int], list[int]]]:
     asked = {"code edits": prompts.code_edits, "prose": prompts.prose}[kind]()
     words, rng = Words(), random.Random(size)
     pairs = [(words.encode(each.prompt), words.encode(each.answer)[:OUTPUT_TOKENS]) for each in asked]
-    prefixes = [[rng.randrange(50_000, 100_000) for _ in range(PREFIX_TOKENS)] for _ in range(size)]
+    prefixes = [[rng.randrange(50_000, 100_000) for _ in range(prefix_tokens)] for _ in range(size)]
     return [([*prefix, *pairs[i % len(pairs)][0]], pairs[i % len(pairs)][1]) for i, prefix in enumerate(prefixes)]
+
+
+def measure(
+    report: Report, sides: dict[str, Side], name: str, case: str, texts: Sequence[tuple[list[int], list[int]]]
+) -> None:
+    """Serve the group on either side; the first time teaches costs."""
+    rates = {}
+    for speculate, side in sides.items():
+        side.serve(texts)
+        rates[speculate] = side.serve(texts)
+    off, drafted = rates["off"], rates["suffix"]
+    report.row(name, case, drafted, "tok/s", off, "without", drafted / off, {})
 
 
 def main() -> None:
@@ -150,13 +165,7 @@ def main() -> None:
         runner = new_runner(load(open_model(str(folder), "dummy"), NUM_PAGES), limits, DEVICE, with_graphs=True)
         sides = {speculate: Side(runner, speculate) for speculate in ("off", "suffix")}
         for kind, size in CASES[:2] if options.quick else CASES:
-            texts = texts_of(kind, size)
-            rates = {}
-            for speculate, side in sides.items():
-                side.serve(texts)
-                rates[speculate] = side.serve(texts)
-            off, drafted = rates["off"], rates["suffix"]
-            report.row("gpu/speculation", f"{kind}, B {size}", drafted, "tok/s", off, "without", drafted / off, {})
+            measure(report, sides, "gpu/speculation", f"{kind}, B {size}", texts_of(kind, size))
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ Cells are those of `bench/slo_cells.py` in which the better choice depends on th
 tell their SLO, and each platform gets the same arrivals: *1P1D* and *replicas* once a load, *adaptive* once a cell. How
 long steps take is learned before (`diptych fit`) from the workers that are asked. Every request is kept. `--replay`
 needs no GPU: it plays the kept arrivals in virtual time, with what was learned, and compares. Where all steps were
-kept, a load is played with what the steps of the other loads say.
+kept, a load is played with what the steps of the other loads say, or with those of another machine (`--learn`). What
+comes to a request beside its steps is learned from others, too: from those of *1P1D* that met nobody, of other loads or
+of the other machine.
 
     python bench/gpu/pd_cells.py --keep FOLDER [--platforms 1P1D adaptive] [--seconds 14] [--device cpu]
-    python bench/gpu/pd_cells.py --replay FOLDER
+    python bench/gpu/pd_cells.py --replay FOLDER [--learn FOLDER]
 
 A cell's value is the share of the requests that are served within its SLO; its limit is the better of the other two.
 """
@@ -58,6 +60,7 @@ AT_ONCE: Final = (("1P1D", "adaptive"), ("replicas",))  # started together: thre
 FIT: Final = ("--max-prompt", "8192", "--max-clients", "64")
 TINY_FIT: Final = ("--max-prompt", "512", "--max-clients", "4")
 FIT_S: Final = 150.0
+ALONE: Final = 1.02  # times the shortest time to the first token: who has no more than that met nobody
 REQUESTS, LOG, STEPS = "requests.jsonl", "log.jsonl", "steps.json"  # of the folder that is kept
 
 
@@ -159,11 +162,12 @@ def kept_runs(folder: Path) -> list[Run]:
     return [Run(**json.loads(line)) for line in (folder / REQUESTS).read_text().splitlines()]
 
 
-def simulated(run: Run, model: StepModel) -> Run:
-    """Return what the simulation says of the same requests."""
+def simulated(run: Run, model: StepModel, beside_s: float = 0.0) -> Run:
+    """Return what the simulation says of the same requests, to which so much comes beside their steps."""
     calls = [_call(run, index) for index in range(len(run.due_s))]
     turns = [calls[turn::2] for turn in range(2)] if run.platform == "replicas" else [calls]
     setup = _setup(run, model)
+    setup = replace(setup, delays=replace(setup.delays, leg_s=setup.delays.leg_s + beside_s / 2))
     outcomes = [simulate(setup, turn) for turn in turns]
     columns = {
         name: np.concatenate([getattr(each, name) for each in outcomes]) for name in ("arrival_s", "ttft_s", "tpot_s")
@@ -201,18 +205,47 @@ def add_cells(report: Report, side: str, runs: Sequence[Run]) -> None:
 
 
 def add_errors(report: Report, runs: Sequence[Run], others: Sequence[Run]) -> None:
+    _add_figures(report, runs, others)
+    for platform in sorted({run.platform for run in runs}):
+        pairs = [(run, other) for run, other in zip(runs, others, strict=True) if run.platform == platform]
+        _add_errors(report, f"{platform}, ", *zip(*pairs, strict=True))
+    _add_errors(report, "", runs, others)
+
+
+def _add_figures(report: Report, runs: Sequence[Run], others: Sequence[Run]) -> None:
     found = compare({run.name: run.times() for run in runs}, {run.name: run.times() for run in others})
     for figure in found.figures:
         case = f"{figure.configuration}: {figure.metric} {figure.quantile}"
         values = (1e3 * figure.simulated_s, "ms", 1e3 * figure.measured_s, "measured", 1 + figure.error)
         report.row("gpu/pd_cells", case, *values)
+
+
+def _add_errors(report: Report, who: str, runs: Sequence[Run], others: Sequence[Run]) -> None:
+    found = compare({run.name: run.times() for run in runs}, {run.name: run.times() for run in others})
     for metric in METRICS:
         errors = found.errors(metric)
         words = {"median": 100 * errors.median, "p90": 100 * errors.p90, "bias": 100 * errors.bias}
-        report.row("gpu/pd_cells", f"{metric}: errors", words["median"], "%", 6, "target of the median", None, words)
         report.row(
-            "gpu/pd_cells", f"{metric}: right order, {errors.num_pairs} pairs", 100 * errors.order, "%", 95, "target"
+            "gpu/pd_cells", f"{who}{metric}: errors", words["median"], "%", 6, "target of the median", None, words
         )
+        report.row(
+            "gpu/pd_cells",
+            f"{who}{metric}: right order, {errors.num_pairs} pairs",
+            100 * errors.order,
+            "%",
+            95,
+            "target",
+        )
+
+
+def _beside_s(runs: Sequence[Run], models: Mapping[str, StepModel]) -> float:
+    """Return what comes to requests beside their steps, by those of 1P1D that nobody was before."""
+    found: list[float] = []
+    for run in runs:
+        if run.platform == "1P1D":
+            times, measured = (np.array(each.ttft_s) for each in (simulated(run, models[run.load]), run))
+            found += (measured - times)[times <= ALONE * np.nanmin(times)].tolist()
+    return max(0.0, float(np.nanmedian(found))) if found else 0.0
 
 
 def _models(folder: Path, loads: Sequence[str]) -> Mapping[str, StepModel]:
@@ -220,22 +253,40 @@ def _models(folder: Path, loads: Sequence[str]) -> Mapping[str, StepModel]:
     steps, log = folder / STEPS, folder / LOG
     before = StepModel.from_json(steps.read_text()) if steps.exists() else H200_LLAMA_8B
     kept = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    models = {load: step_fit.fit(_kept_steps(kept, load)) or before for load in loads}
-    for load, model in models.items():
-        print(f"for {load}/s, in us: {[round(1e6 * term, 4) for term in model.terms]}", file=sys.stderr)
+    models = {load: (step_fit.fit(_kept_steps(kept, load)) or before).with_stalls for load in loads}
     return models
 
 
-def _kept_steps(kept: Sequence[Mapping[str, Any]], but: str) -> list[tuple[StepShape, float]]:
+def _kept_steps(kept: Sequence[Mapping[str, Any]], but: str = "of none") -> list[tuple[StepShape, float]]:
     """Return the steps of all workers, without those of one load."""
     workers = [worker for each in kept if f", {but}/s" not in each["name"] for worker in each["steps"]]
     return [(StepShape(*shape), took_s) for worker in workers for *shape, took_s in worker]
 
 
-def replay(folder: Path, as_json: bool) -> None:
-    runs = kept_runs(folder)
+def _learned(runs: Sequence[Run], folder: Path) -> Mapping[str, tuple[StepModel, float]]:
+    """Return how long steps take and what comes beside them, for each load: as other loads say."""
     models = _models(folder, sorted({run.load for run in runs}))
-    others = [simulated(run, models[run.load]) for run in runs]
+    return {
+        load: (model, _beside_s([run for run in runs if run.load != load], models)) for load, model in models.items()
+    }
+
+
+def _learned_elsewhere(runs: Sequence[Run], folder: Path) -> Mapping[str, tuple[StepModel, float]]:
+    """Return the same as all loads of another folder say, which no run is of."""
+    kept = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
+    model, loads = (step_fit.fit(_kept_steps(kept)) or H200_LLAMA_8B).with_stalls, {run.load for run in runs}
+    there = kept_runs(folder)
+    beside_s = _beside_s(there, {run.load: model for run in there})
+    return {load: (model, beside_s) for load in loads}
+
+
+def replay(folder: Path, elsewhere: Path | None, as_json: bool) -> None:
+    runs = kept_runs(folder)
+    learned = _learned(runs, folder) if elsewhere is None else _learned_elsewhere(runs, elsewhere)
+    for load, (model, beside_s) in learned.items():
+        terms = [round(1e6 * term, 4) for term in model.terms]
+        print(f"for {load}/s, in us: {terms}, and {1e3 * beside_s:.1f} ms beside steps", file=sys.stderr)
+    others = [simulated(run, *learned[run.load]) for run in runs]
     with Report(as_json=as_json) as report:
         add_cells(report, "measured", runs)
         add_cells(report, "simulated", others)
@@ -250,6 +301,7 @@ def arguments_of() -> Namespace:
     parser.add_argument("--seconds", type=float, default=14.0, help="in which requests count")
     parser.add_argument("--keep", type=Path, help="folder for what is learned and measured")
     parser.add_argument("--replay", type=Path, help="folder that was kept")
+    parser.add_argument("--learn", type=Path, help="folder that was kept elsewhere, to learn steps from")
     options = parser.parse_args()
     if (options.keep is None) == (options.replay is None):
         parser.error("say either --keep FOLDER, to measure, or --replay FOLDER")
@@ -259,14 +311,14 @@ def arguments_of() -> Namespace:
 def main() -> int:
     options = arguments_of()
     if options.replay:
-        replay(options.replay, options.json)
+        replay(options.replay, options.learn, options.json)
         return 0
     on_gpus = options.device == "cuda"
     with model_folder(CONFIG if on_gpus else {**CONFIG, **TINY, **TINY_HEADS}) as folder:
         flags: Mapping[str, Any] = GPU_OPTIONS if on_gpus else CPU_OPTIONS
         site = Site(str(folder), flags, with_gpus=on_gpus)
         code = measure(options, site, open_model(str(folder), "dummy").config)
-    replay(options.keep, options.json)
+    replay(options.keep, None, options.json)
     return code
 
 

@@ -12,7 +12,6 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.next_layer import next_layer, placement_of
 from diptych.architectures.recurrent import DeltaNet, Recurrent
 from diptych.architectures.registry import FAMILIES
-from diptych.common.errors import ConfigError
 
 QWEN3_5 = (  # of models without experts
     "mtp.fc.weight",
@@ -43,6 +42,12 @@ def test_all_that_the_layer_needs_is_found_and_nothing_else(architecture: str) -
         assert name_of(config, name) is None
 
 
-def test_several_layers_each_for_its_own_distance_are_refused() -> None:
-    with pytest.raises(ConfigError, match="has 3 layers that predict further tokens, each its own"):
-        next_layer(replace(hybrid("qwen3_5_text"), num_next_layers=3))
+@pytest.mark.parametrize("architecture", ["qwen3_5_text", "deepseek_v3"])
+def test_of_several_layers_each_for_its_own_distance_the_first_is_read(architecture: str) -> None:
+    config = replace(hybrid(architecture), num_next_layers=3)
+    assert next_layer(config) == next_layer(replace(config, num_next_layers=1))
+    family = FAMILIES[architecture]
+    assert family.next_name is not None
+    later = ["mtp.layers.1.mlp.up_proj.weight", f"model.layers.{config.num_layers + 2}.mlp.up_proj.weight"]
+    assert [family.next_name(config, name) for name in later] == [None, None]
+    assert any(later[architecture == "deepseek_v3"].startswith(prefix) for prefix in family.not_read(config))

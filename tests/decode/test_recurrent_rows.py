@@ -16,13 +16,9 @@ from recurrent_runner import expected_output
 from stepped_engine import PAGE, VOCAB, Engine
 
 from diptych.checkpoints.source import ModelSource, open_model
-from diptych.common.errors import ConfigError
 from diptych.engine.attention.staged_batch import Trials
 from diptych.engine.models.layers.recurrent import trials as row_trials
-from diptych.engine.runner import loaded_model, states
-from diptych.engine.runner.kv_pool import new_kv
-from diptych.engine.runner.loaded_model import ModelOptions, check_rows, load_model
-from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.runner import states
 from diptych.engine.schedule import running, sampled
 from diptych.engine.values.request import Request
 from diptych.tokens.tokenizer import Tokenizer
@@ -85,25 +81,6 @@ def test_choices_that_begin_with_the_state_of_one_prompt(new_engine: NewEngine, 
     assert run(engine) == answers
     stats = [engine.outputs[room][0].stats for room in PROMPTS]
     assert {each.cached_tokens for each in stats[2:] if each} == {12}
-
-
-def test_gpus_refuse_rows_of_several_tokens(serving: Serving) -> None:
-    config, gpu = serving.source.config, torch.device("cuda")
-    with pytest.raises(ConfigError, match=r"not computed by recurrent layers on GPUs yet: give --speculate off"):
-        check_rows(config, 16, gpu)
-    check_rows(config, 1, gpu)
-    check_rows(replace(config, recurrent=None), 16, gpu)
-
-
-def test_they_are_refused_before_weights_are_read(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(*arguments: object) -> Any:
-        raise AssertionError("weights are read")
-
-    monkeypatch.setattr(loaded_model, "load", read)
-    layout = ModelRunner.pool_layout(serving.source.config, num_pages=4, page_size=16, dtype="float32")
-    kv = new_kv(layout, torch.device("meta"))  # which is no CPU
-    with pytest.raises(ConfigError, match=r"--speculate is not for"):
-        load_model(serving.source, kv, ModelOptions("float32", row_tokens=16))
 
 
 # mistakes

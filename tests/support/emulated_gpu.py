@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from diptych.engine.attention.backend import GraphAttention, PhasedAttention
 from diptych.engine.attention.kinds import KindsAttention, KindsGraphAttention
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.attention.torch_backend import TorchAttention
+from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner, Recorded
 from diptych.engine.runner.gpu.graphs import Captured, Graphs
@@ -20,6 +21,7 @@ from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.staging import Staging
 from diptych.engine.runner.gpu.step_ends import StepEnds
+from diptych.engine.runner.late_rows import LateRows, staged_nbytes
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.runner.sampling.sampler import sample_step
 from diptych.engine.values.batch import ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
@@ -160,4 +162,12 @@ def emulated_runner(
         nothing_recorded(),
         nothing_recorded(),
         layer_listener,
+        late_rows=_late_rows(model, Graphs(rungs, recorder)),
     )
+
+
+def _late_rows(model: LoadedModel, graphs: Graphs) -> LateRows | None:
+    if model.states is None or model.states.row_tokens == 1:
+        return None
+    nbytes = staged_nbytes(model.states.num_slots * model.states.row_tokens)
+    return LateRows(cast(Decoder, model.decoder), model.states, Staging(nbytes, CPU, Mark), graphs)

@@ -14,7 +14,7 @@ SOON_S: Final = 20.0  # so long a thread of a busy machine may take
 
 
 class OddStore:
-    """Implements `ObjectStore`. Several processes' worth of caches may use one."""
+    """Implements `ObjectStore` and `Ranges`. Several processes' worth of caches may use one."""
 
     url = "odd:"
 

@@ -11,7 +11,7 @@ from diptych.engine.values.events import AbortRoom, Event, HandBack, PeerUp, Sta
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request, new_request
 from diptych.engine.values.transfer_rules import TransferRules
-from diptych.generation.request_groups import NO_LIFE, Life
+from diptych.generation.request_groups import NO_LIFE, Account, Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.unified.core import UnifiedCore
 
@@ -26,11 +26,11 @@ def request(room: int, text: range, life: Life = NO_LIFE) -> Request:
 class World:
     """A worker that has a session's text, of 8 pages, and memory for little else."""
 
-    def __init__(self) -> None:
+    def __init__(self, role: Role = Role.UNIFIED) -> None:
         self.cache = KvCache(
             num_pages=81, page_size=PAGE, max_requests=8, max_tokens_per_request=CONTEXT, pin_share=0.5
         )
-        self.core = UnifiedCore(self.cache, LIMITS, TransferRules("always"), PAGE * 8, Role.UNIFIED)
+        self.core = UnifiedCore(self.cache, LIMITS, TransferRules("always"), PAGE * 8, role)
         self.core.handle(PeerUp(PEER), 0.0)
         self.cache.retire(self._hold(request(1, range(100, 132))))
         self.core.handle(ToolCalled(1, "shell"), 0.0)
@@ -67,3 +67,33 @@ def test_a_request_that_is_refused_leaves_no_pin() -> None:
     world = World()
     world.come_back(LegKind.LOCAL, range(100, 100 + CONTEXT))  # no token more would fit
     assert (world.core.report().num_open_rooms, len(world.cache.tree.pins)) == (0, 0)
+
+
+@pytest.mark.parametrize(("role", "kind"), [(Role.DECODE, LegKind.DECODE), (Role.LOCAL, LegKind.LOCAL)])
+def test_a_new_session_leaves_the_memory_to_one_that_is_away_and_goes_on_when_nothing_else_does(
+    role: Role, kind: LegKind
+) -> None:
+    world, new = World(role), request(BACK, range(5000, 5060), Life("", 1.0))
+    world.core.handle(Start(new, 0 if kind is LegKind.LOCAL else PEER, kind), 1.0)
+    assert (new.row, world.cache.report().held_now, world.core.next_deadline_s()) == (-1, 1, 2.0)
+    for now_s in range(2, 6):
+        world.core.expire(float(now_s))
+        assert new.row < 0
+    world.core.expire(6.0)
+    assert new.row >= 0
+    report = world.cache.report()
+    assert (report.held, report.held_now, report.held_s) == (1, 0, 5.0)
+
+
+def test_a_new_session_that_leaves_while_it_waits_is_forgotten() -> None:
+    world, new = World(), request(BACK, range(5000, 5060), Life("", 1.0))
+    world.core.handle(Start(new, 0, LegKind.LOCAL), 1.0)
+    world.core.handle(AbortRoom(BACK, "the client has gone"), 2.0)
+    assert (world.core.report().num_open_rooms, world.cache.report().held_now) == (0, 0)
+
+
+def test_a_single_request_of_who_calls_no_tools_does_not_wait_for_sessions() -> None:
+    world, new = World(Role.LOCAL), request(BACK, range(5000, 5060), Life("", 1.0))
+    new.account = Account("chats")
+    world.core.handle(Start(new, 0, LegKind.LOCAL), 1.0)
+    assert (new.row >= 0, world.cache.report().held) == (True, 0)

@@ -2,7 +2,8 @@
 
 It reads the embedding of a token and, of the token before, the row that the output projection is given: both are
 normed, lie side by side, and one matrix makes a hidden row of them. Embedding and output projection are the model's.
-Applied to a row of its own, it predicts one token more still. Checkpoints with a layer for each distance are refused.
+Applied to a row of its own, it predicts one token more still. Of a checkpoint with a layer for each distance the first
+alone is read, as this is what it was trained for.
 """
 
 from __future__ import annotations
@@ -27,9 +28,6 @@ def next_layer(config: ModelConfig) -> ModelConfig:
         raise ConfigError(f"--speculate mtp: the layers of {config.model_id} that predict more tokens are not read yet")
     if not config.num_next_layers:
         raise ConfigError(f"--speculate mtp: {config.model_id} has no layer that predicts one token more")
-    if config.num_next_layers > 1:
-        words = f"{config.model_id} has {config.num_next_layers} layers that predict further tokens, each its own"
-        raise ConfigError(f"--speculate mtp: {words}: models with one are served; give suffix or draft:PATH")
     return replace(
         config,
         num_layers=1,

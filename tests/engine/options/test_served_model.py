@@ -182,8 +182,7 @@ def test_models_without_such_a_layer_are_refused_in_words(source: ModelSource, t
     save_file(plain, folder / "model.safetensors")
     with pytest.raises(ConfigError, match="sure's files lack the layer that predicts one token more"):
         as_served(open_model(str(folder)), mtp)
-    for num_layers, words in ((0, "sure has no layer that predicts"), (3, "sure has 3 layers that predict")):
-        values = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": num_layers}
-        (folder / "config.json").write_text(json.dumps(values))
-        with pytest.raises(ConfigError, match=words):
-            as_served(open_model(str(folder)), mtp)
+    values = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 0}
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match="sure has no layer that predicts"):
+        as_served(open_model(str(folder)), mtp)

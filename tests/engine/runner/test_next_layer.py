@@ -5,6 +5,7 @@ An EAGLE head joins the rows before tokens as such a layer does, and is compared
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from eagle_heads import guesses_by_reference, open_both, random_folders, runner_with_head
 from next_layers import FAMILIES, Guess, Served, guesses, guesses_of, random_folder, runner_with_next
+from safetensors.torch import load_file, save_file
 
 from diptych.engine.runner.hidden_rows import HiddenRows
 from diptych.engine.runner.next_layer import CpuNextLayer
@@ -37,6 +39,17 @@ def guess_all(request: Any, tmp_path_factory: pytest.TempPathFactory, tiny_folde
 
 def test_it_guesses_what_others_compute(guess_all: GuessAll) -> None:
     assert all(ours == theirs for ours, theirs in guess_all())
+
+
+def test_of_several_layers_the_first_guesses(tmp_path: Path, tiny_folder: Path) -> None:
+    folder = random_folder(tmp_path / "next", "DeepseekV3", tiny_folder)
+    settings = json.loads((folder / "config.json").read_text())
+    prefix, later = (f"model.layers.{settings['num_hidden_layers'] + i}." for i in (0, 1))
+    tensors = load_file(folder / "model.safetensors")
+    tensors |= {name.replace(prefix, later): -each for name, each in tensors.items() if name.startswith(prefix)}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(settings | {"num_nextn_predict_layers": 2}))
+    assert all(ours == theirs for ours, theirs in guesses("DeepseekV3", folder, runner_with_next))
 
 
 def stale_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from diptych.common.arrays import I32, I64
-from diptych.engine.values.batch import ForwardBatch
+from diptych.engine.values.batch import ForwardBatch, StateMoves
 from diptych.kernels.row_groups import RowGroups
+from diptych.kernels.slot_rows import SlotRows
 from diptych.kernels.token_tiles import TokenTiles
 
 
@@ -45,7 +46,7 @@ class Turn:
 class Trials:
     """How the tokens of a step take turns in recurrent layers, where some requests have rows of several tokens."""
 
-    late: Sequence[Turn]  # that came true in the step before: `tokens` are places in what was kept of it
+    late: Sequence[Turn]  # that came true of rows before: `tokens` are places in what was kept of these
     others: Sequence[Turn]  # requests without such rows
     rows: Sequence[Turn]  # whose slots count the requests that have them
     slots: Tensor  # int64: these requests' own
@@ -71,6 +72,7 @@ class StagedBatch:
     extend_starts: Tensor  # int32 [batch_size + 1]: first token of each request, and their number
     logits_rows: Tensor  # int64 [num_rows]: tokens whose logits are wanted: those to sample from, then prompt rows
     state_slots: Tensor | None = None  # int64 [batch_size]: of requests, in recurrent models
+    state_lens: Tensor | None = None  # int32 [batch_size]: see `SlotRows`; None: each has a row of one token
     trials: Trials | None = None  # in recurrent models; None: no row has several tokens, or had in the step before
     window_tables: Tensor | None = None  # int32 [num_groups, batch_size, max_pages]: see `WindowGroups`
     window_slots: Tensor | None = None  # int64 [num_groups, num_tokens]
@@ -84,6 +86,14 @@ class StagedBatch:
     embed_tokens: Tensor | None = None  # int64 [num_given_rows]: in whose place rows stand that clients gave
     embed_rows: Tensor | None = None  # [num_given_rows, hidden_size]
     watcher: Watcher | None = None  # None: nobody asks what tokens look at
+
+    @property
+    def state_rows(self) -> SlotRows:
+        """Return the rows of a step of single tokens."""
+        assert self.state_slots is not None
+        if self.state_lens is None:
+            return SlotRows.of_one_token(self.state_slots)
+        return SlotRows(self.state_slots, self.state_lens)
 
     def of_group(self, group: int) -> StagedBatch:
         """Return the step as layers of one group of pages see it, at the addresses that it has."""
@@ -145,10 +155,29 @@ def single_rows(batch: ForwardBatch) -> ForwardBatch:
         seq_lens=batch.positions[np.cumsum(extend_lens) - 1] + 1,
         extend_lens=extend_lens,
         num_sampled=np.minimum(batch.num_sampled, 1)[owner],
+        states=batch.states and _of_single_rows(batch.states, row_lens),
         adapters=None if batch.adapters is None else batch.adapters[owner],
         window_groups=windows and replace(windows, page_tables=windows.page_tables.take(owner, axis=1)),
         row_lens=row_lens,
     )
+
+
+def _of_single_rows(moves: StateMoves, row_lens: I64) -> StateMoves:
+    """Return the same of each row of one token. What came true is told with the first of a request."""
+    slots = np.repeat(moves.slots, row_lens)
+    if moves.late_lens is None:
+        return replace(moves, slots=slots)
+    late_lens = np.zeros_like(slots)
+    late_lens[np.cumsum(row_lens) - row_lens] = moves.late_lens
+    return replace(moves, slots=slots, late_lens=late_lens)
+
+
+def state_lens(batch: ForwardBatch) -> I32:
+    """Return the lengths of `SlotRows` of a step of `single_rows`: slots see nothing of rows of several tokens yet."""
+    row_lens = np.ones(batch.batch_size, np.int64) if batch.row_lens is None else batch.row_lens
+    lens = np.zeros(batch.batch_size, np.int32)
+    lens[np.cumsum(row_lens) - row_lens] = np.where(row_lens > 1, -row_lens, 1)
+    return lens
 
 
 def logits_rows(batch: ForwardBatch) -> I64:

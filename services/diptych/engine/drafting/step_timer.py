@@ -1,7 +1,8 @@
 """What steps take, from when they are launched and have run: what `StepCosts` learns from. Pure.
 
 No step is planned behind one with drafts before that has run. Where steps without drafts overlap, what the host does
-from the one to the other is part of what drafts cost.
+from the one to the other is part of what drafts cost; and so is by how much the other one takes longer than those that
+overlap, if it has none itself: it is launched while nothing runs, and states see in it what came true.
 """
 
 from __future__ import annotations
@@ -53,9 +54,15 @@ class StepTimer:
         else:
             self._overlaps = False
 
+    def _note_longer(self, last: Launched, step: Launched, took_s: float) -> None:
+        """What a step without drafts takes longer, behind one with them, passes because of those."""
+        if self._gaps_s and not step.rooms.isdisjoint(last.rooms) and self.costs.is_known(len(step.rooms)):
+            self._gaps_s[-1] += max(0.0, took_s - self.costs.at(len(step.rooms)))
+
     def committed(self, now_s: float) -> float:
         """The oldest step has run; return how much longer it took for its drafts, in seconds."""
-        step = self._last = self._launched.popleft()
+        before, step = self._last, self._launched.popleft()
+        self._last = step
         is_behind = self._ended_s > step.began_s  # another step, which ran meanwhile
         took_s = now_s - (self._ended_s if is_behind else step.began_s + step.asking_s)
         self._ended_s = now_s
@@ -66,6 +73,8 @@ class StepTimer:
             with_drafts_s = self.costs.at(num_requests + step.num_drafts) if step.is_other else took_s
             longer_s = max(0.0, with_drafts_s - plain_s)
         elif self._overlaps and not is_behind:  # its launch took time that mostly is hidden
+            if before is not None and before.num_drafts and not step.is_other:
+                self._note_longer(before, step, took_s)
             return 0.0
         if num_requests and not step.is_other:
             self.costs.learn(num_requests + step.num_drafts, took_s)

@@ -80,15 +80,15 @@ class Decoder:
         self._places = {layer: place for place, layer in enumerate(config.attention_layers)}
         self._widths = [Widths.of_layer(config, index) for index in range(config.num_layers)]
         self._widest = Widths(*map(max, zip(*self._widths, strict=True)))
-        self._layers: list[Layer] = []
+        self.layers: list[Layer] = []
         for index in range(config.num_layers):
-            self._layers.append(new_layer(config, noted := weights.noted(), ops, index))
+            self.layers.append(new_layer(config, noted := weights.noted(), ops, index))
             self.made_of.append(noted.names)
         self._axial = None if config.mrope is None else AxialRope(config, weights.device)
         self.tower = None if config.tower is None else _new_tower(config, noted := weights.noted(), dtype)
         if self.tower is not None:
             self.made_of.append(noted.names)
-        *first, last = self._layers  # the last one's attention is picked from, as latents
+        *first, last = self.layers  # the last one's attention is picked from, as latents
         self._decompressed = [*(layer.decompressed() for layer in first), last]
 
     def replace(self, part: int, weights: Weights) -> None:
@@ -100,17 +100,17 @@ class Decoder:
             self._ends = new_ends(self._config, weights, self._ops, self._dtype)
             return
         index = part - 1
-        if index == len(self._layers):
+        if index == len(self.layers):
             self.tower = _new_tower(self._config, weights, self._dtype)
             return
-        self._layers[index] = self._decompressed[index] = layer = new_layer(self._config, weights, self._ops, index)
-        if index < len(self._layers) - 1:
+        self.layers[index] = self._decompressed[index] = layer = new_layer(self._config, weights, self._ops, index)
+        if index < len(self.layers) - 1:
             self._decompressed[index] = layer.decompressed()
 
     def release(self) -> None:
         """Drop what all parts are made of. No step may run until each was made anew."""
         self._ends = RELEASED
-        self._layers[:] = self._decompressed[:] = [_NOTHING] * len(self._layers)
+        self.layers[:] = self._decompressed[:] = [_NOTHING] * len(self.layers)
         self.tower = None
 
     def forward(
@@ -134,9 +134,9 @@ class Decoder:
         """
         if pieces is None:
             pieces = Pieces(self.new_buffers(len(batch.input_ids), batch.input_ids.device), at_once)
-            layers = self._decompressed if attention.decompresses else self._layers
+            layers = self._decompressed if attention.decompresses else self.layers
         else:
-            layers = self._layers
+            layers = self.layers
         buffers = self._of_layers(pieces.buffers)
         held = self._of_layers(pieces.buffers.first(len(batch.positions)))
         x = pieces.run(lambda: self._begin(layers, batch, buffers[0], rows))
@@ -170,7 +170,7 @@ class Decoder:
     def _hand_on(self, stream: Stream, buffers: Buffers, num_rows: int) -> Tensor:
         """Finish the last layer of a stage for all tokens, and send them on; return the logits on rank 0."""
         assert self._stages is not None
-        self._finish(self._layers[-1], stream, buffers)
+        self._finish(self.layers[-1], stream, buffers)
         self._stages.send(stream.x)
         logits = stream.x.new_empty(num_rows, self._config.output_size)
         self._stages.bring_back(logits)
@@ -179,10 +179,10 @@ class Decoder:
     def serve_others(self, device: torch.device) -> None:
         """Take part in a step of others without a token: compute what of their tokens comes to experts of ours."""
         nothing = torch.empty(0, self._config.hidden_size, dtype=self._dtype, device=device)
-        for layer in self._layers[:-1]:
+        for layer in self.layers[:-1]:
             _serve_others(layer, nothing)
         if self._is_last_elsewhere():
-            _serve_others(self._layers[-1], nothing)
+            _serve_others(self.layers[-1], nothing)
 
     def _is_last_elsewhere(self) -> bool:
         """Whether ranks that share our experts compute the last layer, though we may have no token for it."""
@@ -199,7 +199,7 @@ class Decoder:
             own = picked.normed[:num_picked]
             rows.of_step(len(own)).copy_(own)
             return
-        self._finish(self._layers[-1], stream, whole)
+        self._finish(self.layers[-1], stream, whole)
         rows.of_step(num_tokens).copy_(whole.normed[:num_tokens])
 
     def _of_layers(self, buffers: Buffers) -> Sequence[Buffers]:
@@ -220,7 +220,7 @@ class Decoder:
         layer = layers[index]
         if layer.mixer is not None:
             assert states is not None
-            trials.mix(layer.mixer, index, own.projected, states, batch, own.mixed)
+            trials.mix(layer.mixer, self._ops.state_rules, index, own.projected, states, batch, own.mixed)
         if index not in self._places:
             return
         if layer.growth is not None:
@@ -299,9 +299,9 @@ class Decoder:
         """Finish the last layer for the tokens whose logits are wanted; return those. Nothing is launched for none."""
         if not len(buffers.normed):
             if self._is_last_elsewhere():
-                _serve_others(self._layers[-1], buffers.normed)
+                _serve_others(self.layers[-1], buffers.normed)
             return stream.x.new_empty(0, self._config.output_size)
-        self._finish(self._layers[-1], stream, buffers)
+        self._finish(self.layers[-1], stream, buffers)
         return self._logits(buffers.normed) if self._config.pooling is None else buffers.normed.clone()
 
     def _received(self, input_ids: Tensor) -> Tensor:

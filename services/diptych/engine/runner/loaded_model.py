@@ -242,7 +242,6 @@ def load_model(
     dtype = DTYPES[options.dtype]
     with torch.inference_mode():
         part = ModelPart.of(source, communicator, whole_experts=options.expert_parallel)
-        check_rows(part.config, options.row_tokens, kv.device)
         sinks = new_sinks(part.config.attending, kv.device)
         if options.deterministic and kv.is_cuda:
             _check_fixed_order(part.config, 1 if communicator is None else communicator.size)
@@ -308,13 +307,6 @@ def _new_states(config: ModelConfig, kv: Tensor, options: ModelOptions, ops: Ops
         return None
     sizes = options.max_requests, options.dtype, options.row_tokens
     return SlotStates(config, kv, *sizes, by_token=ops.mixes_by_token)
-
-
-def check_rows(config: ModelConfig, row_tokens: int, device: torch.device) -> None:
-    """Raises `ConfigError` for a model whose layers can't compute rows of so many tokens."""
-    if config.recurrent is not None and row_tokens > 1 and device.type != "cpu":
-        words = "rows of several tokens are not computed by recurrent layers on GPUs yet"
-        raise ConfigError(f"--speculate is not for {config.model_id}: {words}: give --speculate off, or --device cpu")
 
 
 def _check_fixed_order(config: ModelConfig, num_ranks: int) -> None:

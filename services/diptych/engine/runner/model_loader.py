@@ -21,7 +21,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
-from diptych.engine.options.pool_size import token_nbytes, whole_layout
+from diptych.engine.options.pool_size import request_state_nbytes, token_nbytes, whole_layout
 from diptych.engine.options.served_model import open_draft
 from diptych.engine.runner.encoded_images import KEPT_NBYTES
 from diptych.engine.runner.gpu.bus import KernelBus
@@ -174,8 +174,8 @@ class ModelLoader:
         memory = self._measured(model, limits)
         token = token_nbytes(model.config, whole_layout(model.config, options.page_size, options.kv_dtype))
         recurrent = model.config.recurrent
-        state = state_nbytes(recurrent, options.dtype) if recurrent else 0
-        of_states = 2 * state // REQUEST_TOKENS  # a request has a slot, and a copy in pages
+        nbytes = state_nbytes(recurrent, options.dtype) + request_state_nbytes(recurrent, options) if recurrent else 0
+        of_states = nbytes // REQUEST_TOKENS  # a request has a slot, and a copy in pages
         kv = KvMemory(token + of_states, options.kv_cache_mib * MIB)
         known = memory, options.gpu_memory_share, limits.max_step_tokens
         speed = self._speed(model, timed_limits(limits, self._agreed(int(step_room(*known, kv)))))

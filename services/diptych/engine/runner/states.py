@@ -97,7 +97,8 @@ class SlotStates:
         found = [self._part(start, part, dtype) for start, part in zip(ends[:-1], parts * len(layers), strict=True)]
         self._parts = {layer: tuple(found[i * len(parts) : (i + 1) * len(parts)]) for i, layer in enumerate(layers)}
 
-        self._row_tokens, self._by_token = row_tokens, by_token
+        self.row_tokens, self._by_token = row_tokens, by_token
+        self.out_size = config.recurrent.mixer.out_size  # numbers that a layer makes of a token
         size = num_slots * row_tokens if row_tokens > 1 else 0, config.recurrent.mixer.in_size
         self._given = {layer: torch.empty(size, dtype=DTYPES[dtype], device=kv.device) for layer in layers}
 
@@ -116,13 +117,17 @@ class SlotStates:
         """Return the parts that `layer` keeps, `[num_slots, ...]` each."""
         return self._parts[layer]
 
+    @property
+    def num_slots(self) -> int:
+        return len(self._slots)
+
     def given(self, layer: int) -> Tensor:
         """Return what `layer` was given of the newest rows of several tokens."""
         return self._given[layer]
 
     def staged(self, batch: StagedBatch) -> StagedBatch:
         """Return the step with how its tokens take turns."""
-        trials = new_trials(batch, self._row_tokens, by_token=self._by_token)
+        trials = new_trials(batch, self.row_tokens, by_token=self._by_token)
         return batch if trials is None else replace(batch, trials=trials)
 
     def before(self, batch: ForwardBatch) -> ForwardBatch:
@@ -155,7 +160,8 @@ class SlotStates:
     def _of_nobody(self, num_requests: int) -> StateMoves:
         slots, none = np.arange(num_requests) % len(self._slots), np.zeros(0, np.int64)
         pages = np.zeros((0, self._pages_per_state), np.int32)
-        return StateMoves(slots, none, none, pages, none, pages)
+        late_lens = np.ones(num_requests, np.int64) if self.row_tokens > 1 else None
+        return StateMoves(slots, none, none, pages, none, pages, late_lens)
 
     def _on_device(self, indices: I64 | I32) -> Tensor:
         return torch.from_numpy(indices.astype(np.int64, copy=False)).to(self._slots.device)

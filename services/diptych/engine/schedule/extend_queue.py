@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, TypeAlias
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.aside import Reason
+from diptych.engine.schedule.lines.session_line import SessionLine
 from diptych.engine.schedule.pace.step_pace import NextPrompt
 from diptych.engine.schedule.packing import Packing
 from diptych.engine.schedule.policies import arrival, due_s, gives_way
@@ -74,6 +75,7 @@ class ExtendQueue:
         self._coming = coming
         self._turns = turns
         self._waiting = waiting
+        self._line = SessionLine(cache)
         self._max_batch_size = limits.max_requests
         self._cost = limits.prompt_cost
         are_whole = limits.vision is not None and limits.vision.is_whole
@@ -168,8 +170,7 @@ class ExtendQueue:
 
     def _begun(self, now_s: float) -> tuple[list[Request], list[Request]]:
         """Return those that are part-way and can go on: in their turns, and those that let others pass."""
-        timely: list[Request] = []
-        late: list[Request] = []
+        timely, late = list[Request](), list[Request]()
         for request in self._turns.runnable(list(self._extending)):
             (late if gives_way(request, now_s) else timely).append(request)
         return timely, late
@@ -194,12 +195,12 @@ class ExtendQueue:
             request = self._waiting.peek(now_s)
             if (late and gives_way(request, now_s)) or (request.is_idle_work and _is_urgent(step)):
                 break
-            if reason := self.reason_to_wait(request):
+            held = self._line.reason(request, now_s, len(self), is_busy=bool(self._extending))
+            if reason := held or self.reason_to_wait(request):
                 if not self._waiting.set_aside(reason):
                     break
                 continue
-            is_any = step.admits_any and not request.contents
-            start = 0 if is_any else self._cache.cached_len(request)
+            start = 0 if step.admits_any and not request.contents else self._cache.cached_len(request)
             if not step.may_encode(request, start):
                 if not self._waiting.set_aside(NEXT_STEP):
                     break

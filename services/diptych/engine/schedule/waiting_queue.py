@@ -16,9 +16,9 @@ from typing import Final
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.aside import Aside, Reason
+from diptych.engine.schedule.lines.tenant_lines import Place, TenantLines
+from diptych.engine.schedule.lines.tenant_shares import TenantShares
 from diptych.engine.schedule.policies import POLICIES, InTime, Policy, gives_way
-from diptych.engine.schedule.tenant_lines import Place, TenantLines
-from diptych.engine.schedule.tenant_shares import TenantShares
 from diptych.engine.values.limits import Scheduling
 from diptych.engine.values.request import Request
 

@@ -8,6 +8,7 @@ import pytest
 from tiny_config import tiny_config
 
 from diptych.architectures.config import DraftLayers
+from diptych.architectures.recurrent import Recurrent, ShortConv
 from diptych.common.errors import ConfigError
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.measuring import DeviceMemory, StepSpeed
@@ -72,6 +73,17 @@ def test_a_draft_model_records_graphs_of_its_own_without_adapters() -> None:
         assert all_graphs_nbytes(alone, limits, 3 * GIB, kinds) == own
         assert all_graphs_nbytes(both, limits, 3 * GIB, kinds) == own + of_draft
     assert all_graphs_nbytes(both, limits, 3 * GIB, 0) == 0
+
+
+def test_recurrent_layers_have_graphs_of_what_came_true_of_drafts() -> None:
+    limits = StepLimits(max_step_tokens=6144, max_requests=32, max_pages=8, max_drafts=32)
+    plain = tiny_config(num_layers=32)
+    recurrent = replace(plain, recurrent=Recurrent((0,), ShortConv(64, 3)))
+    own = all_graphs_nbytes(plain, limits, 3 * GIB, 1)
+    assert all_graphs_nbytes(recurrent, limits, 3 * GIB, 1) == own + 8 * GRAPH_NBYTES
+    assert all_graphs_nbytes(recurrent, limits, 3 * GIB, 0) == 0
+    undrafted = replace(limits, max_requests=64, max_drafts=0)
+    assert all_graphs_nbytes(recurrent, undrafted, 3 * GIB, 1) == own
 
 
 def test_a_step_may_take_an_eighth_of_what_weights_leave_and_kv_gets_the_rest() -> None:

@@ -9,14 +9,14 @@ import torch
 from ahead_of_time import Kernel
 
 from diptych.kernels.gpu.layers import activations
-from diptych.kernels.gpu.recurrent import chunk_scan, delta_chunks, delta_rule
+from diptych.kernels.gpu.recurrent import delta_chunks, delta_rule
 
-NARROW = ("corrections", "changes", "scores", "projected", "newest", "conv", "norm", "out", "channels")
-WIDE = ("kept", "decay", "decay_bias", "totals")
+NARROW = ("corrections", "changes", "scores", "projected", "mixed", "newest", "conv", "norm", "out", "channels")
+WIDE = ("kept", "decay", "decay_bias", "totals", "found")
 TYPES = dict.fromkeys(NARROW, "*bf16") | dict.fromkeys(WIDE, "*fp32")
-TYPES |= {"slots": "*i64", "starts": "*i32", "scale": "fp32", "eps": "fp32"}
+TYPES |= {"slots": "*i64", "lens": "*i32", "starts": "*i32", "scale": "fp32", "eps": "fp32"}
 TYPES |= {"newest_stride": "i64", "kept_stride": "i64", "first_request": "i32"}
-ANY = frozenset({"first_request", *chunk_scan.PER_REQUEST})
+ANY = frozenset({"first_request", *delta_rule.PER_ROW})
 PLACE = torch.empty(0)
 LAYER = delta_rule.DeltaLayer(16, 32, 128, 128, torch.empty(8192, 4), PLACE, PLACE, PLACE, 1e-6)
 SIZES = {"TOKEN": LAYER.token_size, "CHANNELS": LAYER.num_channels}
@@ -27,17 +27,16 @@ def kernel(name: str, function: Any, arguments: str, constants: Mapping[str, Any
     return Kernel(name, function, {each: TYPES[each] for each in names}, constants, ANY & {*names}, **options)
 
 
-def single(name: str, *, has_starts: bool) -> Iterator[Kernel]:
-    constants = SIZES | {"HAS_STARTS": has_starts}
-    conv = "projected newest newest_stride conv slots starts"
-    delta = "projected kept kept_stride decay decay_bias norm slots starts out scale eps"
+def single() -> Iterator[Kernel]:
+    conv = "projected newest newest_stride conv slots lens starts mixed"
+    delta = "mixed projected kept kept_stride decay decay_bias norm slots lens starts found out scale eps"
     width = {"WIDTH": 4, "TILE": delta_rule.CHANNELS_TILE}
-    yield kernel(f"delta rule, convolution, {name}", delta_rule.convolve_single_kernel, conv, constants | width)
+    yield kernel("delta rule, convolution of single tokens", delta_rule.convolve_single_kernel, conv, SIZES | width)
     yield kernel(
-        f"delta rule, {name}",
+        "delta rule, single tokens",
         delta_rule.delta_single_kernel,
         delta,
-        constants | LAYER.constants,
+        SIZES | LAYER.constants | {"PARTS": delta_rule.PARTS},
         num_warps=delta_rule.warps(LAYER),
         loads=frozenset({"v4.b32"}),
     )
@@ -70,8 +69,7 @@ def prompts() -> Iterator[Kernel]:
 
 
 def kernels() -> Iterator[Kernel]:
-    yield from single("single tokens", has_starts=False)
-    yield from single("single tokens among prompts", has_starts=True)
+    yield from single()
     yield from prompts()
     sigmoid = {"x": "*bf16", "gates": "*bf16", "size": "i32"}
     yield Kernel(

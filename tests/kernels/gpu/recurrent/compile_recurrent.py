@@ -15,26 +15,26 @@ from diptych.kernels.gpu.recurrent import (
     mamba2_step,
     short_conv_prompts,
     short_conv_step,
+    slot_rows,
 )
 from diptych.kernels.gpu.recurrent.chunk_scan import CHUNK, Chunks
 
 FLOATS = "*fp32"
-UNALIGNED = frozenset({"slots", "decay_stride", "beta_stride", "step_stride"})
+UNALIGNED = frozenset({"slots", "lens", "decay_stride", "beta_stride", "step_stride"})
+ROWS = {"slots": "*i64", "lens": "*i32"}
 PROMPTS = {"slots": "*i64", "starts": "*i32", "first_request": "i32"}
 
 
 def convolution(name: str, channels: int, width: int, *, has_bias: bool) -> Kernel:
-    types = {"x": "*bf16", "state": "*bf16", "slots": "*i64", "weight": FLOATS, "bias": FLOATS, "out": FLOATS}
+    types = {"x": "*bf16", "state": "*bf16", **ROWS, "weight": FLOATS, "bias": FLOATS, "out": FLOATS}
     constants = {"CHANNELS": channels, "WIDTH": width, "HAS_BIAS": has_bias, "TILE": short_conv_step.TILE}
     kernel = short_conv_step.short_conv_step_kernel
-    return Kernel(
-        f"short convolution, {name}", kernel, types | {"slot_stride": "i64"}, constants, UNALIGNED & {"slots"}
-    )
+    return Kernel(f"short convolution, {name}", kernel, types | {"slot_stride": "i64"}, constants, UNALIGNED & {*ROWS})
 
 
 def kimi() -> Kernel:
     types = {"mixed": FLOATS, "decays": "*bf16", "betas": "*bf16", "rate": FLOATS, "bias": FLOATS, "state": FLOATS}
-    types |= {"slots": "*i64", "out": FLOATS, "decay_stride": "i32", "beta_stride": "i32", "slot_stride": "i64"}
+    types |= ROWS | {"out": FLOATS, "decay_stride": "i32", "beta_stride": "i32", "slot_stride": "i64"}
     constants = {"NUM_HEADS": 32, "DIM": 128, "KEYS": 128, "VALUES": 32}
     return Kernel(
         "Kimi's delta rule",
@@ -48,16 +48,22 @@ def kimi() -> Kernel:
 
 def mamba() -> Kernel:
     types = {"mixed": FLOATS, "steps": "*bf16", "rate": FLOATS, "bias": FLOATS, "skip": FLOATS, "state": FLOATS}
-    types |= {"slots": "*i64", "out": FLOATS, "min_step": "fp32", "step_stride": "i32", "slot_stride": "i64"}
-    constants = {"NUM_HEADS": 64, "GROUP": 8, "DIM": 64, "SIZE": 128, "ROWS": 32, "COLUMNS": 128}
+    types |= ROWS | {"out": FLOATS, "min_step": "fp32", "step_stride": "i32", "slot_stride": "i64"}
+    constants = {"NUM_HEADS": 64, "GROUP": 8, "DIM": 64, "SIZE": 128, "DIMS": 32, "COLUMNS": 128}
     return Kernel(
         "state spaces",
         mamba2_step.mamba2_step_kernel,
         types,
         constants,
-        UNALIGNED & {"slots", "step_stride"},
+        UNALIGNED & {*ROWS, "step_stride"},
         loads=frozenset({"v4.b32"}),
     )
+
+
+def kept_rows() -> Kernel:
+    types = {"projected": "*bf16", **ROWS, "given": "*bf16", "stride": "i32"}
+    constants = {"ROW": 16 * 12_352, "SIZE": 12_352, "TILE": slot_rows.TILE}
+    return Kernel("kept rows", slot_rows.keep_rows_kernel, types, constants, frozenset(ROWS))
 
 
 def scan(name: str, chunks: Chunks, strides: tuple[int, int], found: str, operands: str = "*bf16") -> Kernel:
@@ -156,6 +162,7 @@ def kernels() -> Iterator[Kernel]:
     yield convolution("Mamba's", 6144, 4, has_bias=True)
     yield kimi()
     yield mamba()
+    yield kept_rows()
     yield from scans()
     yield from kimi_prompts()
     yield mamba_prompts()

@@ -13,10 +13,11 @@ from diptych.engine.models.arithmetic.gpu_state_rules import TritonStateRules
 from diptych.engine.models.arithmetic.state_rules import StateRules, TorchStateRules
 from diptych.engine.models.layers.recurrent.kimi_delta_rule import Decay
 from diptych.engine.models.layers.recurrent.mamba2_scan import Heads
+from diptych.kernels.slot_rows import SlotRows
 
 SLOTS = [5, -1, 0, 3, -1]
 UNTOUCHED = 7.0
-Run = Callable[[StateRules, Tensor, Tensor, Tensor, Tensor], None]
+Run = Callable[[StateRules, Tensor, Tensor, SlotRows, Tensor], None]
 
 
 def assert_same_step(run: Run, state: Tensor, out: Tensor) -> None:
@@ -31,8 +32,8 @@ def assert_same_step(run: Run, state: Tensor, out: Tensor) -> None:
     ours = pool[:, : state[0].numel()].view(state.shape)
     ours.copy_(state)
     found, expected = torch.full_like(out, UNTOUCHED), torch.empty_like(out[rows])
-    run(TritonStateRules(), torch.arange(len(SLOTS), device=device), ours, slots, found)
-    run(TorchStateRules(), rows, state, slots[rows], expected)
+    run(TritonStateRules(), torch.arange(len(SLOTS), device=device), ours, SlotRows.of_one_token(slots), found)
+    run(TorchStateRules(), rows, state, SlotRows.of_one_token(slots[rows]), expected)
     torch.testing.assert_close(found[rows], expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(ours, state, rtol=1e-5, atol=1e-5)
     assert (found[slots < 0] == UNTOUCHED).all()
@@ -49,8 +50,8 @@ def test_short_convolutions(
     weight = torch.randn(channels, width, device=device)
     bias = torch.randn(channels, device=device) if has_bias else None
 
-    def run(steps: StateRules, rows: Tensor, state: Tensor, slots: Tensor, out: Tensor) -> None:
-        steps.short_conv(x[rows], state, slots, weight, bias, out)
+    def run(steps: StateRules, rows: Tensor, state: Tensor, slot_rows: SlotRows, out: Tensor) -> None:
+        steps.short_conv(x[rows], state, slot_rows, weight, bias, out)
 
     state = torch.randn(6, channels, width - 1, device=device).to(dtype)
     assert_same_step(run, state, torch.empty(x.shape, device=device))
@@ -65,11 +66,11 @@ def test_kimis_delta_rule(num_heads: int, dim: int, dtype: torch.dtype, device: 
     mixed = torch.randn(len(SLOTS), num_heads, 3 * dim, device=device)
     decay = Decay(torch.rand(num_heads, device=device), torch.randn(num_heads, dim, device=device))
 
-    def run(steps: StateRules, rows: Tensor, state: Tensor, slots: Tensor, out: Tensor) -> None:
+    def run(steps: StateRules, rows: Tensor, state: Tensor, slot_rows: SlotRows, out: Tensor) -> None:
         given = projected[rows]
         decays = given[:, : num_heads * dim].reshape(len(rows), num_heads, dim)
         betas = given[:, num_heads * dim : num_heads * (dim + 1)]
-        steps.kimi_delta(mixed[rows], decays, betas, decay, state, slots, out)
+        steps.kimi_delta(mixed[rows], decays, betas, decay, state, slot_rows, out)
 
     out = torch.empty(len(SLOTS), num_heads, dim, device=device)
     assert_same_step(run, torch.randn(6, num_heads, dim, dim, device=device), out)
@@ -90,8 +91,8 @@ def test_state_spaces(
     rate, bias, skip = torch.randn(3, num_groups, heads, device=device).unbind()
     constants = Heads(-rate.exp(), bias, skip, 0.1, dim)
 
-    def run(steps: StateRules, rows: Tensor, state: Tensor, slots: Tensor, out: Tensor) -> None:
-        steps.mamba2(mixed[rows], projected[rows][:, :num_heads], constants, state, slots, out)
+    def run(steps: StateRules, rows: Tensor, state: Tensor, slot_rows: SlotRows, out: Tensor) -> None:
+        steps.mamba2(mixed[rows], projected[rows][:, :num_heads], constants, state, slot_rows, out)
 
     out = torch.empty(len(SLOTS), num_heads, dim, device=device)
     assert_same_step(run, torch.randn(6, num_heads, dim, size, device=device), out)

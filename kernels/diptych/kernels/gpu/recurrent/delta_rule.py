@@ -1,9 +1,8 @@
-"""The gated delta rule behind a short convolution (arXiv 2412.06464), for requests that have one new token each.
+"""The gated delta rule behind a short convolution (arXiv 2412.06464), for requests with a token, or a row of a few.
 
-Two kernels: the first convolves each channel with the request's newest inputs, in place; the second has a value head's
-state in registers, lets it fade, corrects it, and norms and weighs what the query finds, so that a state is read and
-written once. What decides lies on the device: which slot a row has, and whether it has one. A row whose slot is -1
-reads and writes nothing.
+Two kernels: the first convolves each channel with the request's newest inputs; the second has a part of a value head's
+state in registers, lets it fade, and corrects it, token by token, so that a state is read and written once; then it
+norms and weighs what queries have found. What decides lies on the device: who has which rows says `slot_rows`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,14 @@ from torch import Tensor
 
 from diptych.kernels.gpu.grid import cdiv, power_of_two
 from diptych.kernels.gpu.recurrent.chunk_scan import PER_REQUEST
+from diptych.kernels.gpu.recurrent.short_conv_step import input_at, keep_inputs
+from diptych.kernels.gpu.recurrent.slot_rows import row_of
+from diptych.kernels.slot_rows import SlotRows
 
-CHANNELS_TILE: Final = 512
-NUMBERS_A_WARP: Final = 2048  # of half a state: 64 a thread
+CHANNELS_TILE: Final = 128
+PARTS: Final = 2  # of a state, whose columns change by themselves: several programs have theirs in a multiprocessor
+NUMBERS_A_WARP: Final = 2048  # of a part: 64 a thread
+PER_ROW: Final = (*PER_REQUEST, "lens")
 UNIT_EPS: Final = tl.constexpr(1e-6)  # added to the square of the length of a query, or key
 
 
@@ -65,47 +69,54 @@ def mix_single_tokens(
     projected: Tensor,
     newest: Tensor,
     kept: Tensor,
-    slots: Tensor,
+    rows: SlotRows,
+    starts: Tensor,
     out: Tensor,
-    starts: Tensor | None = None,
 ) -> None:
-    """Mix the only new token of each request with its states, and bring those up to date, in place.
+    """Mix the tokens of rows with the states of their requests, and bring those up to date, in place.
 
-    `projected`: `[num_tokens, channels | gates | numbers of beta | of g]`, whose channels are overwritten; `newest`:
-    `[num_slots, num_channels, conv_width - 1]`; `kept`: float32 `[num_slots, num_value_heads, key_dim, value_dim]`,
-    each slot dense; `out`: `[num_tokens, num_value_heads * value_dim]`. `slots`: int64 `[batch_size]`, -1: none. With
-    `starts`, int32 `[batch_size + 1]`, each request's first token, those that have another number of tokens are left
-    alone.
+    `projected`: `[num_tokens, channels | gates | numbers of beta | of g]`; `newest`: `[num_slots, num_channels,
+    conv_width - 1]`; `kept`: float32 `[num_slots, num_value_heads, key_dim, value_dim]`, each slot dense; `out`:
+    `[num_tokens, num_value_heads * value_dim]`. `starts`, int32 `[batch_size + 1]`, says where each of `rows` has its
+    token: a prompt, which has several, is left alone.
     """
-    check_step(layer, projected, newest, kept, slots, out)
-    assert starts is not None or len(projected) == len(slots), (projected.shape, slots.shape)
-    sizes = {"TOKEN": layer.token_size, "CHANNELS": layer.num_channels, "HAS_STARTS": starts is not None}
+    check_step(layer, projected, newest, kept, rows.slots, out)
+    rows.check(len(starts) - 1)
+    mixed = projected.new_empty(len(rows.slots), layer.num_channels)
+    found = torch.empty(len(mixed), layer.num_value_heads, layer.value_dim, dtype=torch.float32, device=out.device)
+    sizes = {"TOKEN": layer.token_size, "CHANNELS": layer.num_channels}
     width = layer.conv.shape[1]
     with torch.cuda.device_of(out):
-        convolve_single_kernel[(len(slots), cdiv(layer.num_channels, CHANNELS_TILE))](
-            projected, newest, newest.stride(0), layer.conv, slots, starts, **sizes, WIDTH=width, TILE=CHANNELS_TILE
+        convolve_single_kernel[(len(mixed), cdiv(layer.num_channels, CHANNELS_TILE))](
+            *(projected, newest, newest.stride(0), layer.conv, *rows, starts, mixed),
+            **sizes,
+            WIDTH=width,
+            TILE=CHANNELS_TILE,
         )
-        delta_single_kernel[(len(slots), layer.num_value_heads)](
+        delta_single_kernel[(len(mixed), layer.num_value_heads)](
+            mixed,
             projected,
             kept,
             kept.stride(0),
             layer.decay,
             layer.decay_bias,
             layer.norm,
-            slots,
+            *rows,
             starts,
+            found,
             out,
             layer.key_dim**-0.5,
             layer.eps,
             **sizes,
             **layer.constants,
+            PARTS=PARTS,
             num_warps=warps(layer),
         )
 
 
 def warps(layer: DeltaLayer) -> int:
-    """How many warps share half of a state."""
-    numbers = layer.constants["KEYS"] * layer.constants["VALUES"] // 2
+    """How many warps share a part of a state."""
+    numbers = layer.constants["KEYS"] * layer.constants["VALUES"] // PARTS
     return min(8, max(1, numbers // NUMBERS_A_WARP))
 
 
@@ -122,49 +133,49 @@ def check_step(layer: DeltaLayer, projected: Tensor, newest: Tensor, kept: Tenso
 
 
 @triton.jit
-def single_token(slots, starts, request, HAS_STARTS: tl.constexpr):
-    """Return a request's token and slot, which is -1 where there is nothing to do."""
-    slot = tl.load(slots + request)
-    token = request.to(tl.int64)
-    if HAS_STARTS:
-        token = tl.load(starts + request).to(tl.int64)
-        slot = tl.where(tl.load(starts + request + 1) - token == 1, slot, -1)
-    return token, slot
+def single_token(slots, lens, starts, request):
+    """Return a row's first token, its slot, and its length, which is 0 where there is nothing to do."""
+    slot, length = row_of(slots, lens, request)
+    token = tl.load(starts + request).to(tl.int64)
+    return token, slot, tl.where(tl.load(starts + request + 1) - token == 1, length, 0)
 
 
-@triton.jit(do_not_specialize_on_alignment=PER_REQUEST)
+@triton.jit(do_not_specialize_on_alignment=PER_ROW)
 def convolve_single_kernel(
     projected,
     newest,
     newest_stride,  # from slot to slot
     conv,
     slots,
+    lens,
     starts,
+    mixed,  # [batch_size, CHANNELS]
     TOKEN: tl.constexpr,
     CHANNELS: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    token, slot = single_token(slots, starts, tl.program_id(0), HAS_STARTS)
-    channel = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    inside = (channel < CHANNELS) & (slot >= 0)
-    place = projected + token * TOKEN + channel
-    old = newest + slot * newest_stride + channel * (WIDTH - 1)
-    given = tl.load(place, mask=inside, other=0.0)
-    total = given.to(tl.float32) * tl.load(conv + channel * WIDTH + WIDTH - 1, mask=inside, other=0.0).to(tl.float32)
-    for tap in tl.static_range(WIDTH - 1):
-        value = tl.load(old + tap, mask=inside, other=0.0)
-        weight = tl.load(conv + channel * WIDTH + tap, mask=inside, other=0.0)
-        total += value.to(tl.float32) * weight.to(tl.float32)
-        if tap > 0:
-            tl.store(old + tap - 1, value, mask=inside)
-    tl.store(old + WIDTH - 2, given, mask=inside)
-    tl.store(place, (total / (1.0 + tl.exp(-total))).to(given.dtype), mask=inside)
+    row = tl.program_id(0).to(tl.int64)
+    token, slot, length = single_token(slots, lens, starts, row)
+    if length != 0:
+        channel = tl.program_id(1) * TILE + tl.arange(0, TILE)
+        inside = channel < CHANNELS
+        first, old = projected + token * TOKEN + channel, newest + slot * newest_stride + channel * (WIDTH - 1)
+        for i in range(tl.abs(length)):
+            total = tl.zeros([TILE], tl.float32)
+            for tap in tl.static_range(WIDTH):
+                value = input_at(first, old, i - (WIDTH - 1) + tap, inside, TOKEN, WIDTH)
+                factor = tl.load(conv + channel * WIDTH + tap, mask=inside, other=0.0)
+                total += value.to(tl.float32) * factor.to(tl.float32)
+            silu = (total / (1.0 + tl.exp(-total))).to(mixed.dtype.element_ty)
+            tl.store(mixed + (row + i) * CHANNELS + channel, silu, mask=inside)
+        if length > 0:
+            keep_inputs(first, old, length, inside, TOKEN, WIDTH)
 
 
-@triton.jit(do_not_specialize_on_alignment=PER_REQUEST)
+@triton.jit(do_not_specialize_on_alignment=PER_ROW)
 def delta_single_kernel(
+    mixed,
     projected,
     kept,
     kept_stride,  # from slot to slot
@@ -172,75 +183,74 @@ def delta_single_kernel(
     decay_bias,
     norm,
     slots,
+    lens,
     starts,
+    found,  # float32 [batch_size, NUM_VALUE_HEADS, VALUE_DIM]
     out,
     scale,
     eps,
     TOKEN: tl.constexpr,
     CHANNELS: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
     NUM_KEY_HEADS: tl.constexpr,
     NUM_VALUE_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    token, slot = single_token(slots, starts, tl.program_id(0), HAS_STARTS)
-    if slot >= 0:
-        head, row, at = tl.program_id(1), projected + token * TOKEN, tl.arange(0, KEYS)
-        key_head = head // (NUM_VALUE_HEADS // NUM_KEY_HEADS)
-        query = tl.load(row + key_head * KEY_DIM + at, mask=at < KEY_DIM, other=0.0).to(tl.float32)
-        key = tl.load(row + (NUM_KEY_HEADS + key_head) * KEY_DIM + at, mask=at < KEY_DIM, other=0.0).to(tl.float32)
-        query *= scale * tl.rsqrt(tl.sum(query * query, axis=0) + UNIT_EPS)
-        key *= tl.rsqrt(tl.sum(key * key, axis=0) + UNIT_EPS)
-        betas = row + CHANNELS + NUM_VALUE_HEADS * VALUE_DIM + head
-        beta, g = learning(betas, decay + head, decay_bias + head, NUM_VALUE_HEADS)
-        values = row + 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM
-        states = kept + slot * kept_stride + head * (KEY_DIM * VALUE_DIM)
-        half: tl.constexpr = VALUES // 2  # so that two programs, and more, have their states in a multiprocessor
-        low = correct(states, values, key, query, g, beta, 0, half, KEYS, KEY_DIM, VALUE_DIM)
-        high = correct(states, values, key, query, g, beta, half, half, KEYS, KEY_DIM, VALUE_DIM)
-        factor = tl.rsqrt((tl.sum(low * low, axis=0) + tl.sum(high * high, axis=0)) / VALUE_DIM + eps)
-        gates, places = row + CHANNELS + head * VALUE_DIM, out + (token * NUM_VALUE_HEADS + head) * VALUE_DIM
-        weigh(low * factor, norm, gates, places, 0, half, VALUE_DIM)
-        weigh(high * factor, norm, gates, places, half, half, VALUE_DIM)
+    row = tl.program_id(0).to(tl.int64)
+    token, slot, length = single_token(slots, lens, starts, row)
+    if length != 0:
+        head, at = tl.program_id(1), tl.arange(0, KEYS)
+        key_head, is_key = head // (NUM_VALUE_HEADS // NUM_KEY_HEADS), at < KEY_DIM
+        states = kept + slot * kept_stride + head * (KEY_DIM * VALUE_DIM) + at[:, None] * VALUE_DIM
+        of_head, num_tokens = found + (row * NUM_VALUE_HEADS + head) * VALUE_DIM, tl.abs(length)
+        for part in tl.static_range(PARTS):
+            column = part * (VALUES // PARTS) + tl.arange(0, VALUES // PARTS)
+            is_value = column < VALUE_DIM
+            inside = is_key[:, None] & is_value[None, :]
+            state = tl.load(states + column[None, :], mask=inside, other=0.0)
+            for i in range(num_tokens):
+                channels = mixed + (row + i) * CHANNELS
+                queries = channels + key_head * KEY_DIM + at
+                query = tl.load(queries, mask=is_key, other=0.0).to(tl.float32)
+                key = tl.load(queries + NUM_KEY_HEADS * KEY_DIM, mask=is_key, other=0.0).to(tl.float32)
+                query *= scale * tl.rsqrt(tl.sum(query * query, axis=0) + UNIT_EPS)
+                key *= tl.rsqrt(tl.sum(key * key, axis=0) + UNIT_EPS)
+                betas = projected + (token + i) * TOKEN + CHANNELS + NUM_VALUE_HEADS * VALUE_DIM + head
+                beta, g = learning(betas, decay + head, decay_bias + head, NUM_VALUE_HEADS)
+                values = channels + 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM + column
+                value = tl.load(values, mask=is_value, other=0.0).to(tl.float32)
+                state *= tl.exp(g)
+                change = beta * (value - tl.sum(state * key[:, None], axis=0))
+                state += key[:, None] * change[None, :]
+                result = tl.sum(state * query[:, None], axis=0)
+                tl.store(of_head + i * (NUM_VALUE_HEADS * VALUE_DIM) + column, result, mask=is_value)
+            if length > 0:
+                tl.store(states + column[None, :], state, mask=inside)
+        tl.debug_barrier()  # what other threads have found is read
+        column = tl.arange(0, VALUES)
+        is_value = column < VALUE_DIM
+        for i in range(num_tokens):
+            result = tl.load(of_head + i * (NUM_VALUE_HEADS * VALUE_DIM) + column, mask=is_value, other=0.0)
+            result *= tl.rsqrt(tl.sum(result * result, axis=0) / VALUE_DIM + eps)
+            gates = projected + (token + i) * TOKEN + CHANNELS + head * VALUE_DIM + column
+            weigh(
+                result,
+                norm + column,
+                gates,
+                out + ((token + i) * NUM_VALUE_HEADS + head) * VALUE_DIM + column,
+                is_value,
+            )
 
 
 @triton.jit
-def correct(
-    states,
-    values,
-    key,
-    query,
-    g,
-    beta,
-    FIRST: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    KEYS: tl.constexpr,
-    KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-):
-    """Bring some columns of a state up to date, which change by themselves; return what the query finds in them."""
-    at, column = tl.arange(0, KEYS)[:, None], FIRST + tl.arange(0, COLUMNS)
-    inside = (at < KEY_DIM) & (column[None, :] < VALUE_DIM)
-    place = states + at * VALUE_DIM + column[None, :]
-    state = tl.load(place, mask=inside, other=0.0) * tl.exp(g)
-    value = tl.load(values + column, mask=column < VALUE_DIM, other=0.0).to(tl.float32)
-    change = beta * (value - tl.sum(state * key[:, None], axis=0))
-    state += key[:, None] * change[None, :]
-    tl.store(place, state, mask=inside)
-    return tl.sum(state * query[:, None], axis=0)
-
-
-@triton.jit
-def weigh(normed, norm, gates, places, FIRST: tl.constexpr, COLUMNS: tl.constexpr, VALUE_DIM: tl.constexpr):
+def weigh(normed, norm, gates, places, inside):
     """Store what was found, by the norm's weights and its gates."""
-    column = FIRST + tl.arange(0, COLUMNS)
-    inside = column < VALUE_DIM
-    gate = tl.load(gates + column, mask=inside, other=0.0).to(tl.float32)
-    weighed = normed * tl.load(norm + column, mask=inside, other=0.0).to(tl.float32) * gate / (1.0 + tl.exp(-gate))
-    tl.store(places + column, weighed.to(places.dtype.element_ty), mask=inside)
+    gate = tl.load(gates, mask=inside, other=0.0).to(tl.float32)
+    weighed = normed * tl.load(norm, mask=inside, other=0.0).to(tl.float32) * gate / (1.0 + tl.exp(-gate))
+    tl.store(places, weighed.to(places.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -1,7 +1,7 @@
-"""One token of a short causal convolution of each of several requests, whose newest inputs are in slots of a pool.
+"""A token, or a row of a few, of a short causal convolution of each of several requests, with their newest inputs.
 
 Sums are in float32 and in the order of the text, as those of the torch reference
-(`diptych.engine.models.layers.recurrent.short_conv`). A slot of -1 is nobody's: nothing of its row is read or written.
+(`diptych.engine.models.layers.recurrent.short_conv`). Who has which rows says `slot_rows`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ import triton.language as tl
 from torch import Tensor
 
 from diptych.kernels.gpu.grid import cdiv
+from diptych.kernels.gpu.recurrent.slot_rows import PER_STEP, row_of
+from diptych.kernels.slot_rows import SlotRows
 
 TILE: Final = 512  # channels of a program
 
 
-def short_conv_step(x: Tensor, state: Tensor, slots: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Convolve `x`, `[num_requests, num_channels]`, with `state`, in place; `out` is float32 of the shape of `x`.
+def short_conv_step(x: Tensor, state: Tensor, rows: SlotRows, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Convolve `x`, `[num_tokens, num_channels]`, with `state`, in place; `out` is float32 of the shape of `x`.
 
-    `state` `[num_slots, num_channels, width - 1]`, of the dtype of `x`, may have gaps between its slots; `slots`
-    `[num_requests]`; `weight` float32 `[num_channels, width]`, `bias` float32 `[num_channels]`. Runs on the current
-    stream and can be part of a CUDA graph.
+    `state` `[num_slots, num_channels, width - 1]`, of the dtype of `x`, may have gaps between its slots; `weight`
+    float32 `[num_channels, width]`, `bias` float32 `[num_channels]`. Runs on the current stream and can be part of a
+    CUDA graph.
     """
-    num_requests, num_channels = x.shape
+    num_tokens, num_channels = x.shape
     width = weight.shape[1]
     assert x.is_contiguous(), x.stride()
     assert out.is_contiguous(), out.stride()
@@ -33,14 +35,14 @@ def short_conv_step(x: Tensor, state: Tensor, slots: Tensor, weight: Tensor, bia
     assert state.shape[1:] == (num_channels, width - 1), (state.shape, weight.shape)
     assert state.stride()[1:] == (width - 1, 1), state.stride()
     assert state.dtype == x.dtype, (state.dtype, x.dtype)
-    assert slots.shape == (num_requests,), slots.shape
+    rows.check(num_tokens)
     assert weight.dtype == torch.float32, weight.dtype
     assert weight.is_contiguous(), weight.stride()
     with torch.cuda.device_of(x):
-        short_conv_step_kernel[(num_requests, cdiv(num_channels, TILE))](
+        short_conv_step_kernel[(num_tokens, cdiv(num_channels, TILE))](
             x,
             state,
-            slots,
+            *rows,
             weight,
             weight if bias is None else bias,
             out,
@@ -53,11 +55,12 @@ def short_conv_step(x: Tensor, state: Tensor, slots: Tensor, weight: Tensor, bia
         )
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots"])  # part of what was staged for a step
+@triton.jit(do_not_specialize_on_alignment=PER_STEP)
 def short_conv_step_kernel(
     x,
     state,
     slots,
+    lens,
     weight,
     bias,
     out,
@@ -68,24 +71,38 @@ def short_conv_step_kernel(
     TILE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + row).to(tl.int64)
-    if slot < 0:
-        return
-    channel = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    inside = channel < CHANNELS
-    kept, factors = state + slot * slot_stride + channel * (WIDTH - 1), weight + channel * WIDTH
-    newest = tl.load(x + row * CHANNELS + channel, mask=inside, other=0.0)
-    total = tl.zeros([TILE], tl.float32)
-    for i in tl.static_range(WIDTH - 1):
-        tap = tl.load(kept + i, mask=inside, other=0.0)
-        total += tap.to(tl.float32) * tl.load(factors + i, mask=inside, other=0.0)
-        if i > 0:
-            tl.store(kept + i - 1, tap, mask=inside)
-    tl.store(kept + WIDTH - 2, newest, mask=inside)
-    total += newest.to(tl.float32) * tl.load(factors + WIDTH - 1, mask=inside, other=0.0)
-    if HAS_BIAS:
-        total += tl.load(bias + channel, mask=inside, other=0.0)
-    tl.store(out + row * CHANNELS + channel, total, mask=inside)
+    slot, length = row_of(slots, lens, row)
+    if length != 0:
+        channel = tl.program_id(1) * TILE + tl.arange(0, TILE)
+        inside = channel < CHANNELS
+        old, factors = state + slot * slot_stride + channel * (WIDTH - 1), weight + channel * WIDTH
+        first = x + row * CHANNELS + channel
+        for i in range(tl.abs(length)):
+            total = tl.zeros([TILE], tl.float32)
+            for tap in tl.static_range(WIDTH):
+                value = input_at(first, old, i - (WIDTH - 1) + tap, inside, CHANNELS, WIDTH)
+                total += value.to(tl.float32) * tl.load(factors + tap, mask=inside, other=0.0)
+            if HAS_BIAS:
+                total += tl.load(bias + channel, mask=inside, other=0.0)
+            tl.store(out + (row + i) * CHANNELS + channel, total, mask=inside)
+        if length > 0:
+            keep_inputs(first, old, length, inside, CHANNELS, WIDTH)
+
+
+@triton.jit
+def input_at(first, old, place, inside, TOKEN: tl.constexpr, WIDTH: tl.constexpr):
+    """Return the inputs of the token in a `place` of a row, which begins at `first`; those before it are `old`."""
+    before = tl.load(old + (WIDTH - 1) + place, mask=inside & (place < 0), other=0.0)
+    given = tl.load(first + place * TOKEN, mask=inside & (place >= 0), other=0.0)
+    return tl.where(place < 0, before, given)
+
+
+@triton.jit
+def keep_inputs(first, old, length, inside, TOKEN: tl.constexpr, WIDTH: tl.constexpr):
+    """Bring what is kept of the newest inputs up to date: what is read of it lies behind what was written."""
+    tl.debug_barrier()  # other threads may have read it
+    for tap in tl.static_range(WIDTH - 1):
+        tl.store(old + tap, input_at(first, old, length - (WIDTH - 1) + tap, inside, TOKEN, WIDTH), mask=inside)
 
 
 @triton.jit

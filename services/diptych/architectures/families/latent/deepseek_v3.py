@@ -51,7 +51,7 @@ def moe_placement(config: ModelConfig, layer: int) -> Iterator[placement.Placed]
 
 def layers_behind(config: ModelConfig) -> tuple[str, ...]:
     """Return the names of the layers that predict more tokens than the next."""
-    return (f"model.layers.{config.num_layers}.",)
+    return tuple(f"model.layers.{config.num_layers + i}." for i in range(max(1, config.num_next_layers)))
 
 
 def next_name(config: ModelConfig, name: str) -> str | None:

@@ -15,18 +15,25 @@ from diptych.engine.models.layers.recurrent.mamba2_scan import Heads
 from diptych.engine.models.layers.recurrent.short_conv import convolve_prompts, convolve_step
 from diptych.engine.models.layers.recurrent.turns import turns
 from diptych.kernels.cpu import recurrences
+from diptych.kernels.slot_rows import SlotRows, keep_rows
 
 
 class CpuStateRules:
     """Every slot is somebody's."""
 
-    short_conv = staticmethod(convolve_step)
     short_conv_prompts = staticmethod(convolve_prompts)
+    keep_rows = staticmethod(keep_rows)
+
+    def short_conv(
+        self, x: Tensor, state: Tensor, rows: SlotRows, weight: Tensor, bias: Tensor | None, out: Tensor
+    ) -> None:
+        convolve_step(x, state, rows.slots, weight, bias, out)
 
     def kimi_delta(
-        self, mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, slots: Tensor, out: Tensor
+        self, mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, rows: SlotRows, out: Tensor
     ) -> None:
-        self._kimi_delta(mixed, decays, betas, decay, state, torch.arange(len(slots) + 1), slots, out)
+        starts = torch.arange(len(rows.slots) + 1)
+        self._kimi_delta(mixed, decays, betas, decay, state, starts, rows.slots, out)
 
     def kimi_delta_prompts(
         self, mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, batch: StagedBatch, out: Tensor
@@ -55,8 +62,8 @@ class CpuStateRules:
         queries, keys, values = (each.contiguous() for each in (queries, keys, values))
         recurrences.kimi_delta(queries, keys, logs.exp(), values, sizes.contiguous(), state, starts, slots, out)
 
-    def mamba2(self, mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, slots: Tensor, out: Tensor) -> None:
-        self._mamba2(mixed, steps, heads, state, torch.arange(len(slots) + 1), slots, out)
+    def mamba2(self, mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, rows: SlotRows, out: Tensor) -> None:
+        self._mamba2(mixed, steps, heads, state, torch.arange(len(rows.slots) + 1), rows.slots, out)
 
     def mamba2_prompts(
         self, mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, batch: StagedBatch, out: Tensor

@@ -13,7 +13,7 @@ from diptych.kernels.gpu.recurrent.delta_rule import DeltaLayer, mix_single_toke
 
 
 class GpuDeltaRule:
-    """Steps of single tokens alone can be recorded: their slots are read when they are replayed."""
+    """Steps of rows alone can be recorded: whose they are is read when they are replayed."""
 
     def __init__(self, net: DeltaNet, weights: DeltaWeights) -> None:
         self._layer = DeltaLayer(
@@ -29,11 +29,10 @@ class GpuDeltaRule:
         )
 
     def mix(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:
-        assert batch.state_slots is not None
-        (newest, kept), slots, starts = state, batch.state_slots, batch.extend_starts
-        if len(projected) == len(slots):
-            mix_single_tokens(self._layer, projected, newest, kept, slots, out)
+        (newest, kept), rows, starts = state, batch.state_rows, batch.extend_starts
+        if len(projected) == len(rows.slots):
+            mix_single_tokens(self._layer, projected, newest, kept, rows, starts, out)
             return
         mix_prompts(self._layer, projected, newest, kept, prompts_of(batch), out)
         if (batch.host.extend_lens == 1).any():
-            mix_single_tokens(self._layer, projected, newest, kept, slots, out, starts)
+            mix_single_tokens(self._layer, projected, newest, kept, rows, starts, out)

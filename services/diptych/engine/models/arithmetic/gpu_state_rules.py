@@ -14,12 +14,15 @@ from diptych.kernels.gpu.recurrent.mamba2_chunks import MambaHeads, mamba2_promp
 from diptych.kernels.gpu.recurrent.mamba2_step import mamba2_step
 from diptych.kernels.gpu.recurrent.short_conv_prompts import short_conv_prompts
 from diptych.kernels.gpu.recurrent.short_conv_step import short_conv_step
+from diptych.kernels.gpu.recurrent.slot_rows import keep_rows
+from diptych.kernels.slot_rows import SlotRows
 
 
 class TritonStateRules:
     """A slot of -1 is a padded row."""
 
     short_conv = staticmethod(short_conv_step)
+    keep_rows = staticmethod(keep_rows)
 
     def short_conv_prompts(
         self, x: Tensor, state: Tensor, batch: StagedBatch, weight: Tensor, bias: Tensor | None, out: Tensor
@@ -27,17 +30,17 @@ class TritonStateRules:
         short_conv_prompts(x, state, prompts_of(batch), weight, bias, out)
 
     def kimi_delta(
-        self, mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, slots: Tensor, out: Tensor
+        self, mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, rows: SlotRows, out: Tensor
     ) -> None:
-        kimi_delta_step(mixed, decays, betas, decay.rate, decay.bias, state, slots, out)
+        kimi_delta_step(mixed, decays, betas, decay.rate, decay.bias, state, rows, out)
 
     def kimi_delta_prompts(
         self, mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, batch: StagedBatch, out: Tensor
     ) -> None:
         kimi_delta_prompts(mixed, decays, betas, KimiHeads(*decay), state, prompts_of(batch), out)
 
-    def mamba2(self, mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, slots: Tensor, out: Tensor) -> None:
-        mamba2_step(mixed, steps, heads.rate, heads.bias, heads.skip, heads.min_step, state, slots, out)
+    def mamba2(self, mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, rows: SlotRows, out: Tensor) -> None:
+        mamba2_step(mixed, steps, heads.rate, heads.bias, heads.skip, heads.min_step, state, rows, out)
 
     def mamba2_prompts(
         self, mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, batch: StagedBatch, out: Tensor

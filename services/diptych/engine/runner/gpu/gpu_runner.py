@@ -27,6 +27,7 @@ from diptych.engine.runner.gpu.inputs import StepInputs
 from diptych.engine.runner.gpu.ladder import NO_SLOT, rung_of, token_rung_of
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.step_ends import StepEnds
+from diptych.engine.runner.late_rows import LateRows
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.values.batch import (
     DraftModel,
@@ -86,13 +87,15 @@ class GpuRunner:
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
         draft_model: Follower | None = None,
         on_tower_layer: Callable[[], None] = lambda: None,
+        late_rows: LateRows | None = None,
     ) -> None:
         """`newest`: int64 `[max_samples]` on the device, where the tokens sampled last are kept.
 
         A step in which nobody has an adapter is `recorded` without what adapters add.
 
         `layer_listener` is asked before each step who is to hear that the kernels of a layer are queued.
-        `on_tower_layer` hears of each layer of the tower, as far as it is queued.
+        `on_tower_layer` hears of each layer of the tower, as far as it is queued. `late_rows` is there for a model with
+        recurrent layers whose requests may have drafts.
         """
         self.model = model
         self._memory: WeightMemory | None = None
@@ -106,6 +109,7 @@ class GpuRunner:
         self._follower = draft_model
         self._ends = StepEnds()
         self._on_tower_layer = on_tower_layer
+        self._late_rows = late_rows
 
     @property
     def image_counts(self) -> ImageCounts:
@@ -124,8 +128,9 @@ class GpuRunner:
     @property
     def graph_use(self) -> GraphUse:
         parts = (self.recorded, self.recorded_with_adapters)
-        num_graphs = sum(len(part.graphs) + len(part.pieces) for part in parts)
-        return GraphUse(num_graphs, sum(part.graphs.nbytes + part.pieces.nbytes for part in parts))
+        late = [] if self._late_rows is None else [self._late_rows.graphs]
+        kept = [*(each for part in parts for each in part), *late]
+        return GraphUse(sum(map(len, kept)), sum(each.nbytes for each in kept))
 
     @property
     def row_rungs(self) -> Sequence[int]:
@@ -180,11 +185,13 @@ class GpuRunner:
         self._newest[: len(token_ids)].copy_(token_ids)
 
     def _between_states(self, batch: ForwardBatch) -> Tensor:
-        """Queue the step, and the copies of its states before and behind it."""
+        """Queue the step, and the copies of its states before and behind it. Before it, they see what came true."""
         states = self.model.states
         if states is None:
             return self._queue(batch)
         batch = states.before(batch)
+        if self._late_rows is not None and batch.states is not None:
+            self._late_rows.queue(batch.states)
         logits = self._queue(batch)
         states.behind(batch)
         return logits

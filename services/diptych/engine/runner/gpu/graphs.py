@@ -49,8 +49,10 @@ class Capture(Protocol):
 class Graphs:
     """The captured steps of one model on one KV pool."""
 
-    def __init__(self, rungs: Sequence[int], capture: Capture) -> None:
+    def __init__(self, rungs: Sequence[int], capture: Capture, what: str = "the decode step") -> None:
+        """`what` is captured, for the log."""
         self.rungs = rungs  # sizes that there may be graphs of, ascending
+        self._what = what
         self._capture = capture
         self._captured: dict[int, Captured[Tensor]] = {}
         self.nbytes = 0  # taken while they were captured
@@ -68,9 +70,9 @@ class Graphs:
         self._captured[rung] = self._capture.capture(work)
         nbytes = max(0, self._capture.used_nbytes() - used)
         self.nbytes += nbytes
-        words = "captured the decode step of %d rows in %.2f s; it takes %.0f MiB, all %d graphs %.0f MiB"
+        words = "captured %s of %d rows in %.2f s; it takes %.0f MiB, all %d graphs %.0f MiB"
         took_s = time.monotonic() - began_s
-        logger.info(words, rung, took_s, nbytes / MIB, len(self._captured), self.nbytes / MIB)
+        logger.info(words, self._what, rung, took_s, nbytes / MIB, len(self._captured), self.nbytes / MIB)
 
     def replay(self, rung: int) -> Tensor:
         """Queue the captured work of that size; return its output."""

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 from diptych.common.arrays import I64
-from diptych.engine.attention.staged_batch import StagedBatch, extend_starts, logits_rows
+from diptych.engine.attention.staged_batch import StagedBatch, extend_starts, logits_rows, state_lens
 from diptych.engine.runner.gpu.ladder import NO_SLOT, fill_up, ladder, pad
 from diptych.engine.runner.gpu.staging import ALIGNMENT, Array, Staging
 from diptych.engine.values.batch import ForwardBatch, WindowGroups
 from diptych.kernels.row_groups import RowGroups, row_groups
 from diptych.kernels.token_tiles import I32, TokenTiles, tile_tokens
 
-NUM_ARRAYS: Final = 18
-NO_STATES: Final = np.zeros(0, np.int64)
+NUM_ARRAYS: Final = 19
+NO_STATES: Final = (np.zeros(0, np.int64), np.zeros(0, np.int32))
 NO_ADAPTERS: Final = (np.zeros(0, np.int32), np.zeros(0, np.int32))
 NO_GROUPS: Final = NO_ADAPTERS
 NO_ROWS: Final = 0
@@ -59,7 +59,7 @@ class StepLimits:
         of_adapters = 2 * (4 + 12) if self.max_loras else 0  # all tokens and the late ones, and their tiles
         per_token = (4 + num_groups + self.num_axes) * 8 + of_adapters  # ids, positions, rows and those before; slots
         of_rows = 2 if self.max_drafts else 0  # where they begin that attend together, and their numbers
-        per_request = (2 + of_rows + num_groups * self.max_pages) * 4 + 8  # lengths, starts; pages; states
+        per_request = (2 + of_rows + num_groups * self.max_pages) * 4 + 8 + 4  # lengths, starts; pages; states
         return num_tokens * per_token + (self.max_samples + 1) * per_request + NUM_ARRAYS * ALIGNMENT
 
 
@@ -118,7 +118,7 @@ class StepInputs:
             batch.seq_lens.astype(np.int32),
             extend_starts(batch),
             *self._row_groups(batch),
-            NO_STATES if batch.states is None else batch.states.slots,
+            *(NO_STATES if batch.states is None else (batch.states.slots, state_lens(batch))),
             windows.out_slots,
             *of_late,
             batch.page_table,
@@ -126,7 +126,7 @@ class StepInputs:
         ]
         uploaded = self._staging.upload(arrays)
         ids, before, tokens, token_tiles, positions, axes, slots, rows, lens, starts = uploaded[:10]
-        firsts, counts, states, window_slots, late, late_tiles, table, tables = uploaded[10:]
+        firsts, counts, states, row_lens, window_slots, late, late_tiles, table, tables = uploaded[10:]
         staged = StagedBatch(batch, ids, positions, slots, table, lens, starts, rows)
         if batch.rows_before is not None:
             staged = replace(staged, rows_before=before)
@@ -138,7 +138,7 @@ class StepInputs:
             of_tokens, of_rows = TokenTiles(tokens, token_tiles), TokenTiles(late, late_tiles)
             staged = replace(staged, adapters=of_tokens, late_adapters=of_rows)
         if batch.states is not None:
-            staged = replace(staged, state_slots=states)
+            staged = replace(staged, state_slots=states, state_lens=row_lens)
         if batch.window_groups is not None:
             staged = replace(staged, window_tables=tables, window_slots=window_slots)
         return staged

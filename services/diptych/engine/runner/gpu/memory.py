@@ -49,9 +49,12 @@ def graphs_nbytes(limits: StepLimits, num_layers: int, step_peak: int, kinds: in
 def all_graphs_nbytes(model: ModelConfig, limits: StepLimits, step_peak: int, kinds: int) -> int:
     """Return what the graphs of a model may take, and of its draft model, which records its own and has no adapters.
 
-    A draft model's step takes no more than the whole step, of which it is a part.
+    A draft model's step takes no more than the whole step, of which it is a part. With drafts recurrent layers have
+    graphs of what came true.
     """
     own = graphs_nbytes(limits, model.num_layers, step_peak, kinds)
+    if kinds and model.recurrent is not None and limits.max_drafts:
+        own += len(ladder(limits.max_samples)) * GRAPH_NBYTES
     if model.draft is None:
         return own
     return own + graphs_nbytes(limits, model.draft.model.num_layers, step_peak, min(1, kinds))

@@ -8,6 +8,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
+from diptych.engine.models.decoder import Decoder
 from diptych.engine.pooling.pooler import Pooler
 from diptych.engine.runner.gpu.bus import Bus, CopyEngines
 from diptych.engine.runner.gpu.gpu_draft_model import GpuDraftModel
@@ -19,6 +20,7 @@ from diptych.engine.runner.gpu.ladder import ladder, token_ladder
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.staging import Staging
 from diptych.engine.runner.kv_pool import DTYPES
+from diptych.engine.runner.late_rows import LateRows, staged_nbytes
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.runner.sampling.gpu_sampler import GpuSampler, pooled_result
 from diptych.engine.values.batch import ForwardBatch, OnLayer, SamplingBatch
@@ -88,7 +90,18 @@ def _runner(
         layer_listener,
         draft_model,
         on_tower_layer,
+        _new_late_rows(model, Graphs(rungs, capture, "what came true of rows,"), device),
     )
+
+
+def _new_late_rows(model: LoadedModel, graphs: Graphs, device: torch.device) -> LateRows | None:
+    """Return who lets states see what came true; None: the model has none, or its requests have no drafts."""
+    states = model.states
+    if states is None or states.row_tokens == 1:
+        return None
+    assert isinstance(model.decoder, Decoder)
+    nbytes = staged_nbytes(states.num_slots * states.row_tokens)
+    return LateRows(model.decoder, states, Staging(nbytes, device, torch.cuda.Event), graphs)
 
 
 def _none_sampled(batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> Sampled:

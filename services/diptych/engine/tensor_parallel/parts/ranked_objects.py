@@ -13,9 +13,8 @@ import numpy as np
 from diptych.common.arrays import I32
 from diptych.engine.cache.page_ids import PageId
 from diptych.engine.cache.tier import Lookup
-from diptych.engine.tensor_parallel.parts.ranked_loads import RankedLoads, RankLoads
+from diptych.engine.tensor_parallel.parts.ranked_part import RankedPart, RankPart
 from diptych.engine.tensor_parallel.rank_log import RankLog, from_bytes, ids_from_bytes, ids_to_bytes, page_bytes
-from diptych.engine.tiers.medium import MediumCounts
 from diptych.engine.tiers.object_asker import AskCounts
 from diptych.engine.tiers.page_objects import PageObjects
 from diptych.engine.values.events import PagesRestored
@@ -23,15 +22,11 @@ from diptych.kvtransfer.ownership import Pages
 from diptych.v1 import rank_pb2
 
 
-class RankedObjects:
+class RankedObjects(RankedPart[PageObjects]):
     """Implements `RunMedium` on rank 0, over its own part and those of the others."""
 
     def __init__(self, own: PageObjects, log: RankLog) -> None:
-        self._own = own
-        self._log = log
-        self._loads = RankedLoads(own, log.size)
-        self._has_offered = False  # since `finish_copies`
-        self.capacity = own.capacity
+        super().__init__(own, log)
         opened = rank_pb2.OpenStore(terms=own.objects.record.terms, run_pages=own.objects.run_pages)
         log.append(rank_pb2.RankEntry(open_store=opened))
 
@@ -42,19 +37,6 @@ class RankedObjects:
     @property
     def asked(self) -> AskCounts:
         return self._own.asked
-
-    @property
-    def counts(self) -> MediumCounts:
-        """Return the counts of rank 0; pages that are not what was written are counted on all ranks."""
-        return self._own.counts
-
-    @property
-    def num_pages(self) -> int:
-        return self._own.num_pages
-
-    @property
-    def is_asked(self) -> bool:
-        return self._own.is_asked
 
     @property
     def look_up_s(self) -> float:
@@ -69,17 +51,8 @@ class RankedObjects:
     ) -> Lookup | None:
         return self._own.look_up(first, ids, until_s, before)
 
-    def has(self, page_id: PageId) -> bool:
-        return self._own.has(page_id)
-
-    def lose(self, page_id: PageId) -> None:
-        self._own.lose(page_id)
-
     def lacks(self, group: int, name: int) -> bool:
         return self._own.lacks(group, name)
-
-    def load_s(self, num_pages: int) -> float:
-        return self._own.load_s(num_pages)
 
     def keep(self, places: I32, ids: Sequence[PageId]) -> list[bool]:
         return self._own.keep(places, ids)
@@ -90,14 +63,8 @@ class RankedObjects:
             return False
         offer = rank_pb2.KeepPages(places=page_bytes(pages), ids=ids_to_bytes(ids))
         self._log.append(rank_pb2.RankEntry(offer=offer))
-        self._has_offered = True
+        self._to_copy = True
         return True
-
-    def finish_copies(self) -> None:
-        """Return when every rank has applied the log so far, and so has copied what was offered."""
-        if self._has_offered:
-            self._log.ask(rank_pb2.RankEntry(finish_saves=True))
-            self._has_offered = False
 
     def forget(self, ids: Sequence[PageId]) -> None:
         self.forget_runs(ids, ids)
@@ -118,36 +85,19 @@ class RankedObjects:
         """Return which loads have ended on every rank since the last call."""
         return self._loads.ended(self._log.loaded_from_store())
 
-    def descriptors(self) -> Sequence[int]:
-        return (*self._own.descriptors(), *self._log.restore_descriptors())
 
-    def close(self) -> None:
-        self._own.close()
-
-    def finish_writes(self) -> None:
-        self._own.finish_writes()
-
-
-class RankObjects:
+class RankObjects(RankPart[PageObjects]):
     """Implements `RankMedium`: what another rank does with its part of a store, as rank 0 says."""
-
-    def __init__(self, objects: PageObjects) -> None:
-        self._objects = objects
-        self._loads = RankLoads(objects)
-
-    @property
-    def wait_ms(self) -> int | None:
-        return self._loads.wait_ms
 
     def apply(self, entry: rank_pb2.RankEntry) -> bool:
         match entry.WhichOneof("entry"):
             case "offer":
-                self._objects.offer(_pages(entry.offer.places), ids_from_bytes(entry.offer.ids))
+                self._own.offer(_pages(entry.offer.places), ids_from_bytes(entry.offer.ids))
             case "load_runs":
                 self._load(entry.load_runs)
             case "forget_runs":
                 forget = entry.forget_runs
-                self._objects.forget_runs(ids_from_bytes(forget.ids), ids_from_bytes(forget.last))
+                self._own.forget_runs(ids_from_bytes(forget.ids), ids_from_bytes(forget.last))
             case _:
                 return False
         return True
@@ -158,18 +108,12 @@ class RankObjects:
             end.is_of_store = True
         return ended
 
-    def descriptors(self) -> Sequence[int]:
-        return self._objects.descriptors()
-
-    def close(self) -> None:
-        self._objects.close()
-
     def _load(self, load: rank_pb2.LoadRuns) -> None:
         for run in load.runs:
-            self._objects.learn(run.first, ids_from_bytes(run.ids))
+            self._own.learn(run.first, ids_from_bytes(run.ids))
         ids = ids_from_bytes(load.ids)
         self._loads.begin(load.number, ids)
-        self._objects.load(load.number, ids, _pages(load.pages))
+        self._own.load(load.number, ids, _pages(load.pages))
 
 
 def _pages(data: bytes) -> I32:

@@ -16,7 +16,6 @@ from typing import Any, Final
 from diptych.common.errors import ConfigError
 from diptych.engine.tiers.disk import Disk
 from diptych.engine.tiers.file_reader import FileReader
-from diptych.engine.tiers.page_format import Buffer
 from diptych.engine.tiers.stores.object_store import Entry
 
 SMALL_NBYTES: Final = 2**21
@@ -33,10 +32,6 @@ class DirectoryStore:
         with contextlib.suppress(FileNotFoundError):
             return os.stat(self._folder / name).st_size
         return None
-
-    def read(self, name: str, offset: int, nbytes: int) -> Buffer:
-        with open(self._folder / name, "rb", buffering=0) as file:
-            return os.pread(file.fileno(), nbytes, offset)
 
     def new_parts(self) -> FileReader:
         return FileReader(_SmallFiles(), self._folder)

@@ -41,10 +41,6 @@ class ObjectStore(Protocol):
         """Return the bytes of an object; None: there is none."""
         ...
 
-    def read(self, name: str, offset: int, nbytes: int) -> Buffer:
-        """Return so many bytes of an object, or fewer at its end."""
-        ...
-
     def new_parts(self) -> RecordReader:
         """Return a reader of large parts for one thread. What is measured is an object of `PROBE_NBYTES`."""
         ...
@@ -64,10 +60,18 @@ class ListedStore(ObjectStore, Protocol):
     def entries(self) -> Iterator[Entry]: ...
 
 
+class Ranges(Protocol):
+    """A store of which a part of an object is read by a request of its own."""
+
+    def read(self, name: str, offset: int, nbytes: int) -> Buffer:
+        """Return so many bytes of an object, or fewer at its end."""
+        ...
+
+
 class PartsByRequest:
     """Implements `RecordReader` where each read is a request, and nobody knows what is in memory."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: Ranges) -> None:
         self._store = store
 
     def prepare(self, run: Run) -> None:
@@ -89,7 +93,7 @@ class PartsByRequest:
 
 
 class Obstore:
-    """Implements `ObjectStore` over one of the library's."""
+    """Implements `ObjectStore` and `Ranges` over one of the library's."""
 
     def __init__(self, url: str, store: Any) -> None:
         self.url = url

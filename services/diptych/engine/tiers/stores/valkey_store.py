@@ -1,4 +1,4 @@
-"""A store of objects in Valkey, or any server of its protocol. Implements `ObjectStore`.
+"""A store of objects in Valkey, or any server of its protocol.
 
 An object is a string under one key, which the server replaces and gives up as a whole. What goes when it is full is
 the server's to decide (`maxmemory-policy allkeys-lru`), so nothing here lists or counts. Users and passwords are read
@@ -23,7 +23,7 @@ PREFIX: Final = "diptych:kv:"  # of keys: the server may have others
 
 
 class ValkeyStore:
-    """Implements `ObjectStore`. Threads may share it: each call has a connection to itself."""
+    """Implements `ObjectStore` and `Ranges`. Threads may share it: each call has a connection to itself."""
 
     def __init__(self, url: str, client: Any) -> None:
         self.url = url

@@ -17,6 +17,7 @@ from diptych.engine.models.layers.recurrent import kimi_delta_rule, mamba2_scan
 from diptych.engine.models.layers.recurrent.kimi_delta_rule import Decay
 from diptych.engine.models.layers.recurrent.mamba2_scan import Heads
 from diptych.engine.models.layers.recurrent.short_conv import convolve, convolve_step
+from diptych.kernels.slot_rows import SlotRows
 
 LENGTHS = [1, 2, 31, 32, 33, 64, 65, 100]
 CUTS = [7, 8, 40, 41, 73]
@@ -52,7 +53,7 @@ class KimiCase:
 
     def step(self, rows: Tensor, state: Tensor, slots: Tensor, out: Tensor) -> None:
         given = self.mixed[rows], self.decays[rows], self.betas[rows]
-        self.rules.kimi_delta(*given, self.decay, state, slots, out)
+        self.rules.kimi_delta(*given, self.decay, state, SlotRows.of_one_token(slots), out)
 
     def theirs(self) -> tuple[Tensor, Tensor]:
         queries, keys, values = torch.nn.functional.silu(self.mixed)[None].chunk(3, dim=-1)
@@ -89,7 +90,7 @@ class MambaCase:
         CpuStateRules().mamba2_prompt(self.mixed[tokens], self.steps[tokens], self.heads, state, out)
 
     def step(self, rows: Tensor, state: Tensor, slots: Tensor, out: Tensor) -> None:
-        self.rules.mamba2(self.mixed[rows], self.steps[rows], self.heads, state, slots, out)
+        self.rules.mamba2(self.mixed[rows], self.steps[rows], self.heads, state, SlotRows.of_one_token(slots), out)
 
     def theirs(self) -> tuple[Tensor, Tensor]:
         activated = torch.nn.functional.silu(self.mixed)

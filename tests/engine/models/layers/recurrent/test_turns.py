@@ -12,6 +12,7 @@ from torch import Tensor
 
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layers.recurrent.turns import take_turns, turns
+from diptych.kernels.slot_rows import SlotRows
 
 NUM_SLOTS = 4
 
@@ -22,10 +23,10 @@ class RunningSum:
     def __init__(self) -> None:
         self.steps: list[int] = []  # how many requests each had
 
-    def step(self, projected: Tensor, state: tuple[Tensor, ...], slots: Tensor, out: Tensor) -> None:
-        self.steps.append(len(slots))
-        state[0][slots] += projected
-        out.copy_(state[0][slots])
+    def step(self, projected: Tensor, state: tuple[Tensor, ...], rows: SlotRows, out: Tensor) -> None:
+        self.steps.append(len(rows.slots))
+        state[0][rows.slots] += projected
+        out.copy_(state[0][rows.slots])
 
     def extend(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:
         for tokens, own in turns(state[0], batch):

@@ -16,6 +16,7 @@ from diptych.engine.models.layers.layer_communicator import Found, summands_and
 from diptych.engine.models.layers.recurrent.turns import take_turns
 from diptych.engine.models.matrices.matrix import Matrix
 from diptych.engine.models.matrices.weights import Weights
+from diptych.kernels.slot_rows import SlotRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,10 @@ class GatedConvBlock:
     def mix(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:
         take_turns(self, projected, state, batch, out)
 
-    def step(self, projected: Tensor, state: tuple[Tensor, ...], slots: Tensor, out: Tensor) -> None:
+    def step(self, projected: Tensor, state: tuple[Tensor, ...], rows: SlotRows, out: Tensor) -> None:
         gates_in, gates_out, x = projected.chunk(3, dim=1)
         mixed = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-        self.ops.state_rules.short_conv(gates_in * x, state[0], slots, self.conv, self.conv_bias, mixed)
+        self.ops.state_rules.short_conv(gates_in * x, state[0], rows, self.conv, self.conv_bias, mixed)
         torch.mul(gates_out, mixed.to(out.dtype), out=out)
 
     def extend(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:

@@ -18,6 +18,7 @@ from diptych.engine.models.layers.recurrent.turns import take_turns
 from diptych.engine.models.layers.routing import logistic
 from diptych.engine.models.matrices.matrix import Matrix
 from diptych.engine.models.matrices.weights import Weights
+from diptych.kernels.slot_rows import SlotRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +78,13 @@ class KimiDeltaBlock:
     def mix(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:
         take_turns(self, projected, state, batch, out)
 
-    def step(self, projected: Tensor, state: tuple[Tensor, ...], slots: Tensor, out: Tensor) -> None:
+    def step(self, projected: Tensor, state: tuple[Tensor, ...], rows: SlotRows, out: Tensor) -> None:
         (conv, kept), rules = state, self.ops.state_rules
         qkv, betas, decays, gates = self._parts(projected)
         mixed, read = (torch.empty(each.shape, dtype=torch.float32, device=out.device) for each in (qkv, gates))
         channels = conv.view(len(conv), *self.conv[:, 1:].shape)
-        rules.short_conv(qkv.flatten(1), channels, slots, self.conv, None, mixed.flatten(1))
-        rules.kimi_delta(mixed, decays, betas, self.decay, kept, slots, read)
+        rules.short_conv(qkv.flatten(1), channels, rows, self.conv, None, mixed.flatten(1))
+        rules.kimi_delta(mixed, decays, betas, self.decay, kept, rows, read)
         out.copy_(self._gated(read, gates))
 
     def extend(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:

@@ -18,6 +18,7 @@ from diptych.engine.models.layers.recurrent.mamba2_scan import Heads
 from diptych.engine.models.layers.recurrent.turns import take_turns
 from diptych.engine.models.matrices.matrix import Matrix
 from diptych.engine.models.matrices.weights import Weights
+from diptych.kernels.slot_rows import SlotRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +59,14 @@ class Mamba2Block:
     def mix(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:
         take_turns(self, projected, state, batch, out)
 
-    def step(self, projected: Tensor, state: tuple[Tensor, ...], slots: Tensor, out: Tensor) -> None:
+    def step(self, projected: Tensor, state: tuple[Tensor, ...], rows: SlotRows, out: Tensor) -> None:
         (conv, kept), rules = state, self.ops.state_rules
         gates, channels, lengths = self._parts(projected)
         mixed = torch.empty(channels.shape, dtype=torch.float32, device=out.device)
         flat = conv.view(len(conv), *self.conv[:, 1:].shape)
-        rules.short_conv(channels.flatten(1), flat, slots, self.conv, self.conv_bias, mixed.flatten(1))
+        rules.short_conv(channels.flatten(1), flat, rows, self.conv, self.conv_bias, mixed.flatten(1))
         read = self._new_read(projected)
-        rules.mamba2(mixed, lengths, self.heads, kept, slots, read)
+        rules.mamba2(mixed, lengths, self.heads, kept, rows, read)
         out.copy_(self._gated(read, gates))
 
     def extend(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:

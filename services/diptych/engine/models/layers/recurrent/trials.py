@@ -3,7 +3,8 @@
 A row is tried on a copy of its request's state, which is thrown away: the slot stays as it was before the row. What the
 row's tokens were given is kept. With the next step of the request its state sees those that came true, each by itself
 and in order: so it has the bits that steps of one token leave. A copy is one layer's at a time, and what is kept of a
-token is a small part of a state.
+token is a small part of a state. Kernels of GPUs have the copy in registers, and are told by `SlotRows`: there states
+see what came true before the step, see `late_rows`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from diptych.common.arrays import I64
 from diptych.engine.attention.staged_batch import StagedBatch, Trials, Turn, extend_starts
+from diptych.engine.models.arithmetic.state_rules import StateRules
 from diptych.engine.models.layers.attention import StateMixer
 
 
@@ -33,22 +35,37 @@ class LayerStates(Protocol):
         ...
 
 
-def mix(mixer: StateMixer, layer: int, projected: Tensor, states: LayerStates, batch: StagedBatch, out: Tensor) -> None:
+def mix(
+    mixer: StateMixer,
+    rules: StateRules,
+    layer: int,
+    projected: Tensor,
+    states: LayerStates,
+    batch: StagedBatch,
+    out: Tensor,
+) -> None:
     """Do as `StateMixer.mix`, but for rows of several tokens, of which the slots see nothing yet."""
     state, trials = states.of(layer), batch.trials
+    if batch.state_lens is not None and len(states.given(layer)):
+        rules.keep_rows(projected, batch.state_rows, states.given(layer).view(len(state[0]), -1, projected.shape[1]))
     if trials is None:
         mixer.mix(projected, state, batch, out)
         return
-    given = states.given(layer)
     for turn in trials.late:
-        mixer.mix(given[turn.tokens], state, turn.batch, out.new_empty(len(turn.tokens), out.shape[1]))
-    given[trials.places] = projected[trials.tokens]
+        see(mixer, layer, turn, states, out.shape[1])
+    states.given(layer)[trials.places] = projected[trials.tokens]
     copies = tuple(part[trials.slots] for part in state)
     for turns, seen in ((trials.others, state), (trials.rows, copies)):
         for turn in turns:
             mixed = out.new_empty(len(turn.tokens), out.shape[1])
             mixer.mix(projected[turn.tokens], seen, turn.batch, mixed)
             out[turn.tokens] = mixed
+
+
+def see(mixer: StateMixer, layer: int, late: Turn, states: LayerStates, out_size: int) -> None:
+    """Let the states of a layer see what came true: `late.tokens` are places in what it was given."""
+    given = states.given(layer)
+    mixer.mix(given[late.tokens], states.of(layer), late.batch, given.new_empty(len(late.tokens), out_size))
 
 
 def new_trials(staged: StagedBatch, row_tokens: int, *, by_token: bool) -> Trials | None:

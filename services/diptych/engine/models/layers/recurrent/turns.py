@@ -15,13 +15,14 @@ from torch import Tensor
 
 from diptych.common.arrays import I64
 from diptych.engine.attention.staged_batch import StagedBatch, extend_starts
+from diptych.kernels.slot_rows import SlotRows
 
 
 class Recurrence(Protocol):
     """What mixes tokens with states. Sizes are those of `StateMixer.mix`. A slot of -1 is nobody's, on GPUs alone."""
 
-    def step(self, projected: Tensor, state: tuple[Tensor, ...], slots: Tensor, out: Tensor) -> None:
-        """Mix one token of each of several requests, `[num_requests, ...]`, with the states in their `slots`.
+    def step(self, projected: Tensor, state: tuple[Tensor, ...], rows: SlotRows, out: Tensor) -> None:
+        """Mix the tokens of rows, `[num_tokens, ...]`: on CPUs each row has one.
 
         A row of nobody's reads and writes no state, and its result is anything.
         """
@@ -36,13 +37,12 @@ def take_turns(
     recurrence: Recurrence, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor
 ) -> None:
     """Implement `StateMixer.mix`. Nothing waits for the device."""
-    assert batch.state_slots is not None
-    lens, starts = batch.host.extend_lens, extend_starts(batch.host)
+    rows, lens, starts = batch.state_rows, batch.host.extend_lens, extend_starts(batch.host)
     if (lens == 1).all():
-        recurrence.step(projected, state, batch.state_slots, out)
+        recurrence.step(projected, state, rows, out)
         return
     recurrence.extend(projected, state, batch, out)
-    _step(recurrence, projected, state, batch.state_slots, np.flatnonzero(lens == 1), starts, out)
+    _step(recurrence, projected, state, rows, np.flatnonzero(lens == 1), starts, out)
 
 
 def turns(state: Tensor, batch: StagedBatch) -> Iterator[tuple[slice, Tensor]]:
@@ -67,16 +67,16 @@ def _step(
     recurrence: Recurrence,
     projected: Tensor,
     state: tuple[Tensor, ...],
-    slots: Tensor,
+    rows: SlotRows,
     requests: I64,
     starts: np.ndarray[tuple[int], np.dtype[np.int32]],
     out: Tensor,
 ) -> None:
-    """Mix the only tokens of `requests`, which are among others."""
+    """Mix the only tokens of `requests`, which are among others: those of a row follow each other here, too."""
     if not len(requests):
         return
     tokens = torch.from_numpy(starts[requests].astype(np.int64)).to(out.device, non_blocking=True)
     mine = torch.from_numpy(requests).to(out.device, non_blocking=True)
     mixed = out.new_empty(len(requests), out.shape[1])
-    recurrence.step(projected[tokens], state, slots[mine], mixed)
+    recurrence.step(projected[tokens], state, SlotRows(rows.slots[mine], rows.lens[mine]), mixed)
     out[tokens] = mixed

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from diptych.engine.schedule.tenant_shares import MANY_TENANTS, TenantShares
+from diptych.engine.schedule.lines.tenant_shares import MANY_TENANTS, TenantShares
 
 
 def turns(shares: TenantShares, tenants: list[str], num_turns: int, cost: int = 10) -> Counter[str]:
