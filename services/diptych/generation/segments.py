@@ -137,6 +137,11 @@ def without_pixels(content: ContentSegment) -> ContentSegment:
     return content if image is None else replace(content, image=Image(image.height, image.width))
 
 
+def are_computable(contents: Iterable[ContentSegment]) -> bool:
+    """Whether a prompt can be computed here: of an image, a worker that was sent its KV has the size alone."""
+    return all(each.is_computable for each in contents)
+
+
 def content_len(contents: Sequence[ContentSpan]) -> int:
     """Return how many places contents take."""
     return sum(content.num_tokens for content in contents) if contents else 0

@@ -9,7 +9,7 @@ import numpy as np
 
 from diptych.common.errors import InvalidRequest
 from diptych.generation.output import Failure, FailureCode
-from diptych.generation.segments import CHANNELS
+from diptych.generation.segments import CHANNELS, are_computable
 
 if TYPE_CHECKING:
     from diptych.architectures.vision import VisionInput
@@ -120,7 +120,7 @@ def refuse_image(content: ContentSegment, vision: VisionInput) -> str | None:
 
 def refuse_without_pixels(request: Request) -> Failure | None:
     """Say so of a prompt that is to be computed here, and came without pixels, or numbers of rows; None of others."""
-    if request.is_computable:
+    if are_computable(request.contents):
         return None
     words = "the prompt's images came without their pixels (rgb), or rows without data, and it is to be computed here"
     return Failure(FailureCode.INVALID, words)
