@@ -8,7 +8,7 @@
 PYTHON ?= python3
 ARGS ?=
 IMAGES ?= sim cpu
-PARALLEL ?= -n 2
+PARALLEL ?= -n 3
 PIP_ARGS ?=
 SIGN ?=
 TORCH_LOCK ?=
@@ -35,7 +35,8 @@ serve: .venv/serve.stamp
 
 # Compiled once for all processes that tests start, whatever the environment says.
 test: export PYTHONDONTWRITEBYTECODE :=
-# Two at a time; tests that need the machine to themselves run one after another (tests/conftest.py). `PARALLEL=`: one.
+# Three at a time, for two cores: one of them waits more than it computes. Tests that measure run one after another
+# (tests/conftest.py). `PARALLEL=`: one.
 # Linters need one core for a minute and run beside the tests; what they find is told last.
 test: .venv/dev.stamp .nixl/stamp .helm/stamp
 	@$(MAKE) --no-print-directory lint > .venv/lint.log 2>&1 & lint=$$!; \
@@ -78,7 +79,9 @@ fuzz: .venv/dev.stamp
 		tests/kvtransfer/test_receive_fuzz.py tests/*/test_sanitized.py tests/*/*/test_sanitized.py \
 		tests/common/trust/test_certificate.py tests/router/test_openapi.py tests/kernels \
 		tests/pd/test_protocol.py tests/pd/test_protocol_states.py tests/pd/test_protocol_conversions.py tests/pd/test_workload.py \
-		tests/platform/test_layouts.py tests/platform/test_images.py tests/chaos/test_chaos.py $(ARGS)
+		tests/platform/test_layouts.py tests/platform/test_images.py tests/platform/test_pipeline.py \
+		tests/platform/test_tensor_parallel.py tests/platform/test_shared_experts.py \
+		tests/embedded/test_engine_adapters.py tests/embedded/test_file_cache.py tests/chaos/test_chaos.py $(ARGS)
 
 # Container images, by docker or buildah: docs/operations/images.md. IMAGES="sim cpu cuda": which.
 images:

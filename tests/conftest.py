@@ -37,11 +37,15 @@ os.environ[TOKEN_VARIABLE] = "the-token-of-all-tests"  # for every process that 
 
 ALONE: Final = (
     *("chaos", "cli", "kvtransfer", "engine/scheduler/links/test_tester", "pd/test_processes"),
-    *(
-        f"platform/test_{what}"
-        for what in ("disturbances", "drain", "frozen", "health", "kv_require", "links", "roles")
-    ),
+    *(f"platform/test_{what}" for what in ("disturbances", "drain", "frozen", "kv_require", "links", "roles")),
 )
+SMALL_MODEL: Final = (  # one worker starts the platform of the small model that these leave as they found it
+    *("platform/test_anthropic_client", "platform/test_bad_input", "platform/test_disconnects", "platform/test_grpc"),
+    *("platform/test_health", "platform/test_language", "platform/test_open", "platform/test_parity"),
+    *("platform/test_ports", "platform/test_sampling", "platform/test_structured_output"),
+    "platform/test_tokenize_at_worker",
+)
+SIMULATED: Final = ("platform/test_console_cache", "platform/test_simulated", "platform/test_watching")  # and another
 FAMILIES: Final = (  # one worker makes their models, each once
     *("engine/runner/test_families", "engine/runner/test_families_on_gpus", "engine/runner/gpu/test_piece_graphs"),
     *("engine/runner/test_attention_capture", "engine/runner/test_in_place", "engine/runner/test_window_pages"),
@@ -50,7 +54,7 @@ FAMILIES: Final = (  # one worker makes their models, each once
 
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """With `-n 2`: what measures time or counts shared memory runs one test at a time, beside all others.
+    """With `-n 3`: what measures time or counts shared memory runs one test at a time, beside all others.
 
     Other files are each a group. (Not by pytest-xdist's marks for groups, which pytest 9.2 does not show it.)
     """
@@ -59,6 +63,10 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         module = nodeid.partition("::")[0].removeprefix("tests/").removesuffix(".py")
         if module.startswith(ALONE):
             return "alone"
+        if module.startswith(SMALL_MODEL):
+            return "small model"
+        if module in SIMULATED:
+            return "simulated"
         return "families" if module in FAMILIES else module
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -12,7 +13,6 @@ from diptych.common.errors import DiptychError
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.engine.frontend.scheduler_client import SchedulerDied
 
-ONE = EngineOptions(kv_cache_mib=4, max_step_tokens=64)
 TWO = EngineOptions(kv_cache_mib=4, max_step_tokens=64, dp=2)
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 ENDLESS = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
@@ -26,9 +26,8 @@ def pair(tiny_folder: Path) -> Iterator[Engine]:
         yield engine
 
 
-def test_two_groups_give_what_one_gives(tiny_folder: Path, pair: Engine) -> None:
-    with Engine(str(tiny_folder), ONE) as single:
-        expected = [each.token_ids for each in single.generate_batch(PROMPTS, GREEDY)]
+def test_two_groups_give_what_one_gives(tiny_folder: Path, reference: Callable[..., Engine], pair: Engine) -> None:
+    expected = [each.token_ids for each in reference(tiny_folder).generate_batch(PROMPTS, GREEDY)]
     assert [each.token_ids for each in pair.generate_batch(PROMPTS, GREEDY)] == expected
 
 
@@ -45,7 +44,8 @@ def test_a_stream_that_is_left_is_aborted_in_its_group(pair: Engine) -> None:
 
 
 def test_a_group_that_dies_takes_only_its_own_requests_and_the_last_one_ends_the_engine(tiny_folder: Path) -> None:
-    with Engine(str(tiny_folder), TWO, dispatch="round_robin") as engine:
+    simulated = replace(TWO, device="sim", sim_timing=("step=2000",))
+    with Engine(str(tiny_folder), simulated, dispatch="round_robin") as engine:
         cached = [engine.generate(LONG, GREEDY).cached_tokens for _ in range(4)]
         assert cached == [0, 0, 32, 32]  # in turns, and each has a cache of its own
         expected = [*engine.generate([1, 2, 3], ENDLESS).token_ids]

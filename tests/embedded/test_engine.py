@@ -20,6 +20,7 @@ from diptych.generation.finish import Finish
 
 pytestmark = pytest.mark.model
 
+SIMULATED = EngineOptions(device="sim", sim_timing=("step=5000",), kv_cache_mib=4)
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 
 
@@ -42,7 +43,7 @@ def test_a_text_begins_with_the_token_that_the_model_wants_there(tiny_folder: Pa
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single="w7 $A", special_tokens=[("w7", 7)])
     tokenizer.save(str(folder / "tokenizer.json"))
-    with Engine(str(folder), EngineOptions(kv_cache_mib=4)) as engine:
+    with Engine(str(folder), SIMULATED) as engine:
         answer = engine.generate("w5 w6", GREEDY)
         assert (answer.prompt_tokens, answer.token_ids) == (3, engine.generate([7, 5, 6], GREEDY).token_ids)
 
@@ -124,11 +125,11 @@ def test_a_model_that_is_not_there_is_a_config_error() -> None:
 
 def test_options_that_cannot_work_end_in_words() -> None:
     with pytest.raises(SchedulerDied, match="kv-cache-mib"):
-        Engine("smollm2", EngineOptions(kv_cache_mib=1, page_size=512))
+        Engine("sim", replace(SIMULATED, kv_cache_mib=1, page_size=4096))
 
 
 def test_a_killed_scheduler_fails_requests_instead_of_hanging() -> None:
-    with Engine("smollm2", EngineOptions(kv_cache_mib=64)) as engine:
+    with Engine("sim", SIMULATED) as engine:
         stream = engine.stream("Once", SamplingParams(max_tokens=500, temperature=0.0, ignore_eos=True))
         next(stream)
         psutil.Process(engine.scheduler_pids[0]).kill()
@@ -155,13 +156,13 @@ def test_kv_that_no_window_sees_is_given_away_and_changes_no_token(tmp_path: Pat
     prompts = [[5, 6, 7] * 20, [9, 8] * 70, [3] * 5, [5, 6, 7] * 20 + [1]]
     params = SamplingParams(max_tokens=60, temperature=1.0, seed=7, ignore_eos=True, logprobs=0)
     answers = []
-    ways: tuple[tuple[KvWindows, int], ...] = (("keep", 0), ("free", 0), ("free", 1))
+    ways: tuple[tuple[KvWindows, int], ...] = (("keep", 0), ("free", 1))
     for kv_windows, num_each in ways:
         told = replace(options, kv_windows=kv_windows)
         with Engine(str(tmp_path), told, prefill=num_each, decode=num_each) as engine:
             found = [each for _ in range(2) for each in engine.generate_batch(prompts, params)]
         answers.append([(each.token_ids, each.logprobs and each.logprobs.logprobs) for each in found])
-    assert answers[1:] == [answers[0]] * 2
+    assert answers[0] == answers[1]
 
 
 GEMMA = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.engine.frontend.scheduler_client import SchedulerDied
 
+DEEP = pytest.mark.skipif(not os.environ.get("DIPTYCH_DEEP_CHECKS"), reason="each of two ranks does what one does")
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 PROMPTS = [[first, 5, *range(first, 290)] for first in range(20)]
 MOST_ROUNDS = 30
@@ -55,12 +57,12 @@ def expect_found(engine: Engine, expected: list[tuple[int, ...]]) -> None:
 
 def test_a_folder_that_cannot_be_used_is_said_at_the_start(tiny_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    options = replace(OPTIONS, file_cache_dir=str(tmp_path / "file"), file_cache_mib=64)
+    options = replace(OPTIONS, file_cache_dir=str(tmp_path / "file"), file_cache_mib=64, device="sim")
     with pytest.raises(SchedulerDied, match=r"--file-cache-dir .* can't be used"), Engine(str(tiny_folder), options):
         pass
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [pytest.param(1, marks=DEEP), 2])
 def test_engines_that_share_a_store_give_to_it_and_answer_alike(tp: int, tiny_folder: Path, tmp_path: Path) -> None:
     """Whether such short prompts are worth a question is the machine's affair: `test_shared_tier` finds them."""
     pytest.importorskip("obstore", reason="comes with diptych[store]")

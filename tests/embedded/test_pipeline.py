@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=12, temperature=1.0, top_k=40, seed=7, ignore_eos=True)
 PROMPTS = [[first, 5, 7, *range(7 * first)] for first in range(0, 40, 3)]
 LONG = [7, 9, *range(300)]
+LARGE_PAGE = 16  # of the process that theirs are compared with
 # pools that the prompts do not fit into together: chunks, retraction, eviction and the host tier are used
 ONE = EngineOptions(kv_cache_mib=1, host_cache_mib=1, page_size=8, max_step_tokens=32)
 
@@ -28,7 +29,7 @@ def tokens(engine: Engine) -> list[tuple[int, ...]]:
     found = [engine.generate_batch(PROMPTS, params) for params in (GREEDY, SEEDED)]
     again = engine.generate(LONG, GREEDY)
     assert again.token_ids == alone
-    assert again.cached_tokens >= len(LONG) - ONE.page_size
+    assert again.cached_tokens >= len(LONG) - LARGE_PAGE
     return [alone, *(each.token_ids for answers in found for each in answers)]
 
 
@@ -45,20 +46,25 @@ def tokens_of(folder: Path, options: EngineOptions) -> list[tuple[int, ...]]:
 
 
 def test_two_stages_give_the_tokens_of_one_process_with_steps_that_overlap_or_not(
-    tiny_folder: Path, staged: Engine
+    tiny_folder: Path, reference: Callable[..., Engine], staged: Engine
 ) -> None:
-    expected = tokens_of(tiny_folder, ONE)
+    expected = tokens(reference(tiny_folder))
     assert tokens(staged) == expected
     assert tokens_of(tiny_folder, replace(ONE, pp=2, overlap="on", speculate="suffix")) == expected
 
 
-def test_two_stages_of_two_ranks_give_the_tokens_of_one_process(tiny_experts_folder: Path) -> None:
-    expected = tokens_of(tiny_experts_folder, ONE)
-    assert tokens_of(tiny_experts_folder, replace(ONE, pp=2, tp=2, expert_parallel=True)) == expected
+def test_two_stages_of_two_ranks_give_the_tokens_of_one_process(
+    tiny_experts_folder: Path, reference: Callable[..., Engine]
+) -> None:
+    options = replace(ONE, pp=2, tp=2, expert_parallel=True)
+    assert tokens_of(tiny_experts_folder, options) == tokens(reference(tiny_experts_folder))
 
 
-def test_stages_with_unlike_numbers_of_layers_have_latents_of_their_own(tiny_latent_experts_folder: Path) -> None:
-    assert tokens_of(tiny_latent_experts_folder, replace(ONE, pp=2)) == tokens_of(tiny_latent_experts_folder, ONE)
+def test_stages_with_unlike_numbers_of_layers_have_latents_of_their_own(
+    tiny_latent_experts_folder: Path, reference: Callable[..., Engine]
+) -> None:
+    expected = tokens(reference(tiny_latent_experts_folder))
+    assert tokens_of(tiny_latent_experts_folder, replace(ONE, pp=2)) == expected
 
 
 def test_what_tokens_look_at_is_not_told_where_each_process_has_some_layers(staged: Engine) -> None:
@@ -66,13 +72,12 @@ def test_what_tokens_look_at_is_not_told_where_each_process_has_some_layers(stag
         staged.generate([1, 2, 3], replace(GREEDY, attention=AttentionWish()))
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_dead_stage_ends_all_at_once_and_requests_are_answered(tiny_folder: Path, victim: int) -> None:
-    with Engine(str(tiny_folder), replace(ONE, pp=2)) as engine:
-        processes = [psutil.Process(pid) for pid in engine.scheduler_pids]
-        stream = engine.stream([1, 2, 3], replace(GREEDY, max_tokens=400))
-        next(stream)
-        processes[victim].kill()
-        with pytest.raises(SchedulerDied, match=f"rank {victim} ended with code -9"):
-            list(stream)
-        assert not any(process.is_running() for process in processes)
+def test_a_dead_stage_ends_all_at_once_and_requests_are_answered(staged: Engine) -> None:
+    """The last test of its engine. (`test_tensor_parallel.py` kills the other rank.)"""
+    processes = [psutil.Process(pid) for pid in staged.scheduler_pids]
+    stream = staged.stream([1, 2, 3], replace(GREEDY, max_tokens=400))
+    next(stream)
+    processes[1].kill()
+    with pytest.raises(SchedulerDied, match="rank 1 ended with code -9"):
+        list(stream)
+    assert not any(process.is_running() for process in processes)

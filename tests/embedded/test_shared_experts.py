@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,41 +20,54 @@ LONG = [7, 9, *range(300)]
 ONE = EngineOptions(kv_cache_mib=1, page_size=8, max_step_tokens=32)
 
 
-def tokens(folder: Path, options: EngineOptions) -> list[tuple[int, ...]]:
+def tokens(engine: Engine) -> list[tuple[int, ...]]:
+    alone = [engine.generate(prompt, GREEDY).token_ids for prompt in (LONG, PROMPTS[-1])]  # the others are idle
+    found = [engine.generate_batch(PROMPTS, params) for params in (GREEDY, SEEDED)]
+    return alone + [each.token_ids for answers in found for each in answers]
+
+
+def tokens_of(folder: Path, options: EngineOptions) -> list[tuple[int, ...]]:
     with Engine(str(folder), options, dispatch="round_robin") as engine:
-        alone = [engine.generate(prompt, GREEDY).token_ids for prompt in (LONG, PROMPTS[-1])]  # the others are idle
-        found = [engine.generate_batch(PROMPTS, params) for params in (GREEDY, SEEDED)]
-        return alone + [each.token_ids for answers in found for each in answers]
+        return tokens(engine)
 
 
-def test_schedulers_that_share_experts_give_the_tokens_of_one(tiny_experts_folder: Path) -> None:
+@pytest.fixture(scope="module")
+def sharing(tiny_experts_folder: Path) -> Iterator[Engine]:
     """Three experts on two ranks. Steps of a long prompt have so many rows that ranks count them."""
-    large = replace(ONE, max_step_tokens=512)
-    options = replace(large, dp=2, dp_attention=True)
-    assert tokens(tiny_experts_folder, options) == tokens(tiny_experts_folder, large)
+    options = replace(ONE, max_step_tokens=512, dp=2, dp_attention=True)
+    with Engine(str(tiny_experts_folder), options, dispatch="round_robin") as engine:
+        yield engine
 
 
-def test_experts_move_to_other_ranks_while_they_serve_and_some_are_on_two(tiny_latent_experts_folder: Path) -> None:
+def test_schedulers_that_share_experts_give_the_tokens_of_one(
+    tiny_experts_folder: Path, reference: Callable[..., Engine], sharing: Engine
+) -> None:
+    assert tokens(sharing) == tokens(reference(tiny_experts_folder))
+
+
+def test_experts_move_to_other_ranks_while_they_serve_and_some_are_on_two(
+    tiny_latent_experts_folder: Path, reference: Callable[..., Engine]
+) -> None:
     """Each 5th step, by what was counted: the tokens stay those of one process."""
     options = replace(ONE, dp=2, dp_attention=True, redundant_experts=2, rebalance_experts=5)
-    assert tokens(tiny_latent_experts_folder, options) == tokens(tiny_latent_experts_folder, ONE)
-
-
-def test_the_death_of_one_scheduler_ends_the_other_and_no_request_waits_for_ever(tiny_experts_folder: Path) -> None:
-    with Engine(str(tiny_experts_folder), replace(ONE, dp=2, dp_attention=True)) as engine:
-        processes = [psutil.Process(pid) for pid in engine.scheduler_pids]
-        stream = engine.stream(PROMPTS[0], replace(GREEDY, max_tokens=400))
-        next(stream)
-        processes[1].kill()
-        with pytest.raises((SchedulerDied, InternalError), match=r"died|ended"):
-            list(stream)
-        with pytest.raises(SchedulerDied):
-            engine.generate(PROMPTS[1], GREEDY)
-        assert not any(process.is_running() for process in processes)
+    assert tokens_of(tiny_latent_experts_folder, options) == tokens(reference(tiny_latent_experts_folder))
 
 
 def test_two_ranks_of_two_schedulers_share_experts_and_latents_are_of_each_scheduler(
-    tiny_latent_experts_folder: Path,
+    tiny_latent_experts_folder: Path, reference: Callable[..., Engine]
 ) -> None:
     options = replace(ONE, dp=2, tp=2, dp_attention=True)
-    assert tokens(tiny_latent_experts_folder, options) == tokens(tiny_latent_experts_folder, ONE)
+    assert tokens_of(tiny_latent_experts_folder, options) == tokens(reference(tiny_latent_experts_folder))
+
+
+def test_the_death_of_one_scheduler_ends_the_other_and_no_request_waits_for_ever(sharing: Engine) -> None:
+    """The last test of its engine."""
+    processes = [psutil.Process(pid) for pid in sharing.scheduler_pids]
+    stream = sharing.stream(PROMPTS[0], replace(GREEDY, max_tokens=400))
+    next(stream)
+    processes[1].kill()
+    with pytest.raises((SchedulerDied, InternalError), match=r"died|ended"):
+        list(stream)
+    with pytest.raises(SchedulerDied):
+        sharing.generate(PROMPTS[1], GREEDY)
+    assert not any(process.is_running() for process in processes)

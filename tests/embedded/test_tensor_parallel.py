@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,9 +34,9 @@ def ranked(tiny_folder: Path) -> Iterator[Engine]:
         yield engine
 
 
-def test_two_ranks_give_the_tokens_of_one(tiny_folder: Path, ranked: Engine) -> None:
-    with Engine(str(tiny_folder), options(1)) as alone:
-        expected = [tokens(alone, params) for params in (GREEDY, SEEDED, GREEDY)]
+def test_two_ranks_give_the_tokens_of_one(tiny_folder: Path, reference: Callable[..., Engine], ranked: Engine) -> None:
+    alone = reference(tiny_folder)
+    expected = [tokens(alone, params) for params in (GREEDY, SEEDED, GREEDY)]
     assert [tokens(ranked, params) for params in (GREEDY, SEEDED, GREEDY)] == expected
     assert len({psutil.Process(pid).pid for pid in ranked.scheduler_pids}) == 2
 
@@ -65,24 +65,18 @@ def test_groups_of_ranks_with_overlapped_steps_and_narrow_kv_give_the_same_token
         assert tokens(engine, GREEDY) == expected
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_dead_rank_ends_all_at_once_and_requests_are_answered(tiny_folder: Path, victim: int) -> None:
-    with Engine(str(tiny_folder), options(2)) as engine:
-        processes = [psutil.Process(pid) for pid in engine.scheduler_pids]
-        stream = engine.stream([1, 2, 3], ENDLESS)
-        next(stream)
-        processes[victim].kill()
-        with pytest.raises(SchedulerDied, match=f"tensor-parallel rank {victim} ended with code -9"):
-            list(stream)
-        assert not any(process.is_running() for process in processes)
-
-
-def test_ranks_that_cannot_share_a_model_are_refused_in_words(tiny_folder: Path) -> None:
-    with pytest.raises(SchedulerDied, match="--tp 3 does not divide the 4 attention heads"):
-        Engine(str(tiny_folder), options(3))
-
-
 def test_ranks_are_reached_from_their_own_machine_only(ranked: Engine) -> None:
     processes = [psutil.Process(pid) for pid in ranked.scheduler_pids]
     listening = [each.laddr.ip for process in processes for each in process.net_connections("inet") if not each.raddr]
     assert set(listening) == {"127.0.0.1"}
+
+
+def test_a_dead_rank_ends_all_at_once_and_requests_are_answered(ranked: Engine) -> None:
+    """The last test of its engine. (`test_pipeline.py` kills the other rank.)"""
+    processes = [psutil.Process(pid) for pid in ranked.scheduler_pids]
+    stream = ranked.stream([1, 2, 3], ENDLESS)
+    next(stream)
+    processes[0].kill()
+    with pytest.raises(SchedulerDied, match="tensor-parallel rank 0 ended with code -9"):
+        list(stream)
+    assert not any(process.is_running() for process in processes)

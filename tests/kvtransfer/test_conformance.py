@@ -20,6 +20,7 @@ Link = Callable[[Any, Any], None]
 
 LEFT, RIGHT = 0xFFFF_0000_0000_0001, 2
 NUM_PAGES = 64
+SOON = 10  # heartbeats missed, of 0.1 s, until a peer that was stopped on purpose is given up
 
 
 @pytest.fixture
@@ -200,7 +201,7 @@ def test_three_ends_do_not_mix(make_end: Make, link: Link) -> None:
 
 
 def test_a_stopped_peer_is_given_up_and_is_still_a_possible_writer(make_process_end: Make, link: Link) -> None:
-    left, right = make_process_end(LEFT), make_process_end(RIGHT)
+    left, right = make_process_end(LEFT, heartbeat_misses=SOON), make_process_end(RIGHT)
     link(left, right)
     right.process.send_signal(signal.SIGSTOP)
     try:
@@ -217,7 +218,7 @@ def test_a_stopped_peer_is_given_up_and_is_still_a_possible_writer(make_process_
 
 
 def test_a_writer_that_was_stopped_stops_writing_soon_after_it_wakes(make_process_end: Make, link: Link) -> None:
-    left, right = make_process_end(LEFT, heartbeat_misses=1000), make_process_end(RIGHT)
+    left, right = make_process_end(LEFT, heartbeat_misses=1000), make_process_end(RIGHT, heartbeat_misses=SOON)
     link(left, right)
     everything = list(range(NUM_PAGES)) * 50
     ops = [left.write(RIGHT, everything, everything) for _ in range(20)]

@@ -19,6 +19,7 @@ import grpc
 import openai
 import psutil
 import pytest
+from reference_engines import reference_engines
 
 from diptych.cli.platform.local_platforms import LocalPlatform, running, runtime_folder
 from diptych.common.members.roles import WORKER_ROLES
@@ -26,9 +27,20 @@ from diptych.common.net.ports import free_port
 from diptych.common.net.rpc import open_sync_channel
 from diptych.common.trust.tokens import TOKEN_VARIABLE
 from diptych.common.trust.trust import Trust, TrustConfig
+from diptych.engine import Engine
 from diptych.v1 import admin_pb2, admin_pb2_grpc, bootstrap_pb2, bootstrap_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 START_TIMEOUT_S = 300.0
+WITHOUT_TORCH = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "triton"):
+            raise ImportError(f"{name} is not installed here")
+
+sys.meta_path.insert(0, Blocked())
+"""
 DEFAULTS = {"DIPTYCH_KV_INTEGRITY": "always", "DIPTYCH_KV_CACHE_MIB": "64"}  # of every platform; filling 512 takes 2 s
 
 
@@ -213,6 +225,13 @@ class Platform:
             raise
 
 
+@pytest.fixture(scope="package")
+def reference() -> Iterator[Callable[..., Engine]]:
+    """`reference(folder, **options)`: an engine of one process, whose tokens those of a platform are."""
+    with reference_engines() as engine_of:
+        yield engine_of
+
+
 @pytest.fixture(scope="session", name="wait_for")
 def _wait_for() -> Callable[..., Any]:
     return wait_for
@@ -222,6 +241,25 @@ def _wait_for() -> Callable[..., Any]:
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """One platform for all tests that leave it as they found it, with room for the model's whole context."""
     shared = Platform(tmp_path_factory.mktemp("platform") / "log", DIPTYCH_KV_CACHE_MIB="512")
+    yield shared
+    shared.stop()
+
+
+@pytest.fixture(scope="package")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """A platform without torch, whose model is simulated and has two names; it makes a token for each kind of member.
+
+    Tests leave it as they found it. `test_console_cache.py` counts all that was ever asked, and comes first.
+    """
+    folder = tmp_path_factory.mktemp("simulated")
+    (folder / "sitecustomize.py").write_text(WITHOUT_TORCH)
+    names = ("--served-model-name", "ours,org/other", "--max-model-len", "4000")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("DIPTYCH_SIM_TIMING", "none")
+        patch.setenv("DIPTYCH_KV_CACHE_MIB", "16")
+        patch.delenv(TOKEN_VARIABLE)
+        shared = Platform(folder / "log", options=("--model", "sim", "--device", "sim", *names))
     yield shared
     shared.stop()
 

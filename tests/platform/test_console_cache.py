@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,15 +17,6 @@ Platform = Any  # the fixture's class: test helpers can't be imported
 PAGE_SIZE = 16
 SYSTEM = list(range(100, 228))  # 8 pages
 PROMPTS = [SYSTEM[: 64 + 16 * (number % 5)] + [number] * (20 + number) for number in range(24)]
-
-
-@pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory, platform_class: Callable[..., Platform]) -> Iterator[Platform]:
-    log = tmp_path_factory.mktemp("console") / "log"
-    options = ("--model", "sim", "--device", "sim")
-    running = platform_class(log, options=options, DIPTYCH_KV_CACHE_MIB="16", DIPTYCH_SIM_TIMING="none")
-    yield running
-    running.stop()
 
 
 def document(platform: Platform, name: str) -> Any:

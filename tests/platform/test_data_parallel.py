@@ -13,7 +13,7 @@ import pytest
 
 from diptych.common.net.rpc import open_sync_channel
 from diptych.common.trust.trust import TrustConfig
-from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine import Engine, SamplingParams
 from diptych.v1 import bootstrap_pb2, worker_pb2, worker_pb2_grpc
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
@@ -32,9 +32,9 @@ def platform(start_platform: Callable[..., Platform], tiny_folder: Path, monkeyp
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_folder: Path) -> list[tuple[int, ...]]:
-    with Engine(str(tiny_folder), EngineOptions(kv_cache_mib=8, device="sim", sim_timing=("none",))) as engine:
-        return [each.token_ids for each in engine.generate_batch(PROMPTS, GREEDY)]
+def expected(tiny_folder: Path, reference: Callable[..., Engine]) -> list[tuple[int, ...]]:
+    engine = reference(tiny_folder, device="sim", sim_timing=("none",))
+    return [each.token_ids for each in engine.generate_batch(PROMPTS, GREEDY)]
 
 
 def complete_all(platform: Platform) -> list[tuple[int, ...]]:

@@ -24,7 +24,7 @@ import pytest
 
 from diptych.cli.reports.status_report import Report, as_text
 from diptych.cli.requests.asking import ask
-from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine import Engine, SamplingParams
 from diptych.v1 import bootstrap_pb2
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
@@ -36,10 +36,10 @@ PROMPTS = [[first, *range(100)] for first in range(4)]
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_folder: Path) -> list[tuple[int, ...]]:
+def expected(tiny_folder: Path, reference: Callable[..., Engine]) -> list[tuple[int, ...]]:
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
-    with Engine(str(tiny_folder), EngineOptions(kv_cache_mib=8, device="sim", sim_timing=("none",))) as engine:
-        return [each.token_ids for each in engine.generate_batch(PROMPTS, params)]
+    engine = reference(tiny_folder, device="sim", sim_timing=("none",))
+    return [each.token_ids for each in engine.generate_batch(PROMPTS, params)]
 
 
 @pytest.fixture(scope="module")

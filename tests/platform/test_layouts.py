@@ -21,7 +21,7 @@ import torch
 from plain_steps import NUM_PAGES, next_token
 
 from diptych.checkpoints.source import open_model
-from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine import Engine, SamplingParams
 from diptych.engine.runner.kv_pool import KV_DTYPES
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardMode
@@ -56,10 +56,9 @@ def start(start_platform: Callable[..., Platform], tiny_folder: Path, monkeypatc
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_folder: Path) -> list[tuple[int, ...]]:
+def expected(tiny_folder: Path, reference: Callable[..., Engine]) -> list[tuple[int, ...]]:
     """One process, one rank."""
-    with Engine(str(tiny_folder), EngineOptions(kv_cache_mib=8)) as engine:
-        return [each.token_ids for each in engine.generate_batch(PROMPTS, GREEDY)]
+    return [each.token_ids for each in reference(tiny_folder).generate_batch(PROMPTS, GREEDY)]
 
 
 def complete_all(platform: Platform) -> list[Any]:
@@ -99,28 +98,32 @@ def test_tokens_are_those_of_one_engine_and_every_page_was_moved_and_verified(
 
 
 @DEEP
-def test_latents_which_all_ranks_hold_are_handed_over_to_more_ranks(start: Any, tiny_latent_folder: Path) -> None:
-    assert_handed_over_whole(start, tiny_latent_folder, "--tp 1", "--tp 2 --page-size 8")
-
-
-def test_index_keys_are_handed_over_with_latents_to_other_pages_and_fewer_ranks(
-    start: Any, tiny_sparse_folder: Path
+def test_latents_which_all_ranks_hold_are_handed_over_to_more_ranks(
+    start: Any, tiny_latent_folder: Path, reference: Callable[..., Engine]
 ) -> None:
-    assert_handed_over_whole(start, tiny_sparse_folder, "--tp 2", "--tp 1 --page-size 8")
+    assert_handed_over_whole(start, tiny_latent_folder, reference, "--tp 1", "--tp 2 --page-size 8")
+
+
+@DEEP
+def test_index_keys_are_handed_over_with_latents_to_other_pages_and_fewer_ranks(
+    start: Any, tiny_sparse_folder: Path, reference: Callable[..., Engine]
+) -> None:
+    assert_handed_over_whole(start, tiny_sparse_folder, reference, "--tp 2", "--tp 1 --page-size 8")
 
 
 @DEEP
 def test_windows_of_layers_with_other_heads_are_handed_over_between_workers_of_two_ranks(
-    start: Any, tiny_wide_folder: Path
+    start: Any, tiny_wide_folder: Path, reference: Callable[..., Engine]
 ) -> None:
     """Each rank has a copy of the wide head, in pages of groups that take turns."""
     assert len(open_model(str(tiny_wide_folder)).config.page_groups) == 3
-    assert_handed_over_whole(start, tiny_wide_folder, "--tp 2", "--tp 2")
+    assert_handed_over_whole(start, tiny_wide_folder, reference, "--tp 2", "--tp 2")
 
 
-def assert_handed_over_whole(start: Any, folder: Path, prefill: str, decode: str) -> None:
-    with Engine(str(folder), EngineOptions(kv_cache_mib=8)) as engine:
-        alone = [each.token_ids for each in engine.generate_batch(PROMPTS, GREEDY)]
+def assert_handed_over_whole(
+    start: Any, folder: Path, reference: Callable[..., Engine], prefill: str, decode: str
+) -> None:
+    alone = [each.token_ids for each in reference(folder).generate_batch(PROMPTS, GREEDY)]
     platform = start(prefill, decode, folder)
     answers = complete_all(platform)
     assert [output_ids(answer) for answer in answers] == alone

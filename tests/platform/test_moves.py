@@ -13,7 +13,7 @@ import grpc
 import psutil
 import pytest
 
-from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine import Engine, SamplingParams
 from diptych.v1.bootstrap_pb2 import ROLE_DECODE, ROLE_PREFILL
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
@@ -33,11 +33,11 @@ def prompt(number: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def answers(tiny_folder: Path) -> list[list[int]]:
+def answers(tiny_folder: Path, reference: Callable[..., Engine]) -> list[list[int]]:
     """What one process makes of each prompt."""
     greedy = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
-    with Engine(str(tiny_folder), EngineOptions(kv_cache_mib=4, device="sim", sim_timing=("none",))) as engine:
-        return [list(engine.generate(prompt(number), greedy).token_ids) for number in range(NUM_PROMPTS)]
+    engine = reference(tiny_folder, device="sim", sim_timing=("none",))
+    return [list(engine.generate(prompt(number), greedy).token_ids) for number in range(NUM_PROMPTS)]
 
 
 @pytest.fixture(scope="module", name="start")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine import Engine, SamplingParams
 from diptych.v1 import bootstrap_pb2
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
@@ -35,9 +36,8 @@ def start(start_platform: Start, monkeypatch: pytest.MonkeyPatch) -> Start:
     return start
 
 
-def tokens_of_one_process(folder: Path) -> list[tuple[int, ...]]:
-    with Engine(str(folder), EngineOptions(kv_cache_mib=8)) as engine:
-        return [each.token_ids for each in engine.generate_batch(PROMPTS, GREEDY)]
+def tokens_of_one_process(engine: Engine) -> list[tuple[int, ...]]:
+    return [each.token_ids for each in engine.generate_batch(PROMPTS, GREEDY)]
 
 
 def tokens(platform: Platform) -> list[tuple[int, ...]]:
@@ -72,13 +72,15 @@ def ready_prefill(platform: Platform) -> int:
     return next((each.instance_id for each in ready if each.role == bootstrap_pb2.ROLE_PREFILL), 0)
 
 
-def test_two_stages_prefill_for_a_worker_of_one_process_and_end_together_when_one_dies(
-    start: Start, tiny_folder: Path, wait_until: Callable[..., Any]
+def test_unlike_stages_prefill_for_two_ranks_that_hold_all_and_end_together_when_one_dies(
+    start: Start, tiny_latent_experts_folder: Path, reference: Callable[..., Engine], wait_until: Callable[..., Any]
 ) -> None:
-    platform, expected = start(tiny_folder, "--pp 2", "--page-size 8"), tokens_of_one_process(tiny_folder)
+    """Three layers of latents on two stages, to pages of another size."""
+    folder = tiny_latent_experts_folder
+    platform, expected = start(folder, "--pp 2", "--tp 2 --page-size 8"), tokens_of_one_process(reference(folder))
     for _ in range(2):  # the second time prefixes are cached on both sides
         assert tokens(platform) == expected
-    refused = update_weights(platform, tiny_folder)
+    refused = update_weights(platform, folder)
     assert refused.returncode == 1
     assert "stages of a pipeline (--pp) keep their weights: restart the worker" in refused.stderr
     platform.assert_clean()
@@ -92,13 +94,10 @@ def test_two_stages_prefill_for_a_worker_of_one_process_and_end_together_when_on
     platform.assert_clean()
 
 
-def test_two_stages_of_two_ranks_prefill_for_a_worker_of_one(start: Start, tiny_experts_folder: Path) -> None:
+@pytest.mark.skipif(not os.environ.get("DIPTYCH_DEEP_CHECKS"), reason="tests/kvtransfer/test_stages.py shows the parts")
+def test_two_stages_of_two_ranks_prefill_for_a_worker_of_one(
+    start: Start, tiny_experts_folder: Path, reference: Callable[..., Engine]
+) -> None:
     platform = start(tiny_experts_folder, "--pp 2 --tp 2", "--tp 1")
-    assert tokens(platform) == tokens_of_one_process(tiny_experts_folder)
-    platform.assert_clean()
-
-
-def test_latents_of_unlike_stages_go_to_two_ranks_that_hold_all(start: Start, tiny_latent_experts_folder: Path) -> None:
-    platform = start(tiny_latent_experts_folder, "--pp 2", "--tp 2")
-    assert tokens(platform) == tokens_of_one_process(tiny_latent_experts_folder)
+    assert tokens(platform) == tokens_of_one_process(reference(tiny_experts_folder))
     platform.assert_clean()

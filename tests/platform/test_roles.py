@@ -20,7 +20,7 @@ import pytest
 from diptych.common.members.roles import WORKER_ROLES, LegKind, Role
 from diptych.common.net.rpc import open_sync_channel
 from diptych.common.trust.tokens import TOKEN_VARIABLE
-from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine import Engine, SamplingParams
 from diptych.v1 import bootstrap_pb2, worker_pb2
 from diptych.v1.admin_pb2 import SetRoleRequest, SetRoleResponse
 from diptych.v1.admin_pb2_grpc import WorkerAdminStub
@@ -38,11 +38,11 @@ def prompt(number: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def answers(tiny_folder: Path) -> dict[int, list[int]]:
+def answers(tiny_folder: Path, reference: Callable[..., Engine]) -> dict[int, list[int]]:
     """What one process without any hand-off makes of each prompt."""
     greedy = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
-    with Engine(str(tiny_folder), EngineOptions(kv_cache_mib=4, device="sim", sim_timing=("none",))) as engine:
-        return {number: list(engine.generate(prompt(number), greedy).token_ids) for number in range(NUM_PROMPTS)}
+    engine = reference(tiny_folder, device="sim", sim_timing=("none",))
+    return {number: list(engine.generate(prompt(number), greedy).token_ids) for number in range(NUM_PROMPTS)}
 
 
 @pytest.fixture(scope="module")

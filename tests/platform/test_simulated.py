@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import urllib.request
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,31 +14,6 @@ from diptych.engine.sim.known_answers import KnownAnswers
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
 Platform = Any
-NAMES = ("--served-model-name", "ours,org/other", "--max-model-len", "4000")
-OPTIONS = ("--model", "sim", "--device", "sim", *NAMES)
-WITHOUT_TORCH = """
-import sys
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "triton"):
-            raise ImportError(f"{name} is not installed here")
-
-sys.meta_path.insert(0, Blocked())
-"""
-
-
-@pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory, platform_class: Callable[..., Platform]) -> Iterator[Platform]:
-    folder = tmp_path_factory.mktemp("simulated")
-    (folder / "sitecustomize.py").write_text(WITHOUT_TORCH)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
-        patch.setenv("DIPTYCH_SIM_TIMING", "none")
-        patch.setenv("DIPTYCH_KV_CACHE_MIB", "16")
-        running = platform_class(folder / "log", options=OPTIONS)
-    yield running
-    running.stop()
 
 
 def test_a_chat_is_answered_as_the_pages_that_arrived_say(simulated: Platform) -> None:

@@ -105,8 +105,8 @@ def test_outputs_go_on_in_their_grammar_when_a_decode_worker_is_killed(
     start_platform: Callable[..., Platform], wait_until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DIPTYCH_POLICY", "least_load")  # whoever is killed has some of the outputs
-    monkeypatch.setenv("DIPTYCH_KV_CACHE_MIB", "128")
-    platform = start_platform(decode=2, options=("--threads", "1"))
+    monkeypatch.setenv("DIPTYCH_SIM_TIMING", "step=5000")  # microseconds: an output takes a second
+    platform = start_platform(decode=2, options=("--model", "sim", "--device", "sim"))
 
     def ask(_: int) -> str:
         return str(platform.complete(PROMPT, 500, guided_regex=LONG)["choices"][0]["text"])

@@ -11,7 +11,6 @@ import grpc
 import pytest
 
 from diptych.common.net.rpc import open_sync_channel
-from diptych.common.trust.tokens import TOKEN_VARIABLE
 from diptych.router.console.fleet.step_history import rows
 from diptych.router.console.fleet.watches import Watches
 from diptych.v1 import bootstrap_pb2
@@ -25,18 +24,6 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 Platform = Any  # the fixture's class: test helpers can't be imported
 PREFILL, DECODE = bootstrap_pb2.ROLE_PREFILL, bootstrap_pb2.ROLE_DECODE
 PROMPT, NUM_TOKENS = list(range(1, 61)), 12
-
-
-@pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory, platform_class: type[Platform]) -> Iterator[Platform]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DIPTYCH_SIM_TIMING", "none")
-        patch.setenv("DIPTYCH_KV_CACHE_MIB", "16")
-        patch.delenv(TOKEN_VARIABLE, raising=False)  # `up` makes a token for each kind of member
-        log = tmp_path_factory.mktemp("watching") / "log"
-        running = platform_class(log, options=("--model", "sim", "--device", "sim"))
-    yield running
-    running.stop()
 
 
 def worker_of(platform: Platform, role: bootstrap_pb2.Role) -> bootstrap_pb2.Instance:

@@ -20,7 +20,7 @@ import torch
 
 from diptych.cli.platform.console_code import operator_token
 from diptych.common.net.ports import free_port
-from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine import Engine, SamplingParams
 from diptych.engine.tensor_parallel.trainer_groups import GroupAddress, joined
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
@@ -49,19 +49,18 @@ def other(variant: Callable[..., Path]) -> Path:
     return variant("other", lambda tensor: tensor.flip(0).contiguous())
 
 
-def expected(folder: Path) -> list[int]:
-    with Engine(str(folder), EngineOptions(kv_cache_mib=4)) as engine:
-        return list(engine.generate(PROMPT, GREEDY).token_ids)
+def expected(engine: Engine) -> list[int]:
+    return list(engine.generate(PROMPT, GREEDY).token_ids)
 
 
 @pytest.fixture(scope="module")
-def before(tiny_folder: Path) -> list[int]:
-    return expected(tiny_folder)
+def before(tiny_folder: Path, reference: Callable[..., Engine]) -> list[int]:
+    return expected(reference(tiny_folder))
 
 
 @pytest.fixture(scope="module")
-def after(other: Path) -> list[int]:
-    return expected(other)
+def after(other: Path, reference: Callable[..., Engine]) -> list[int]:
+    return expected(reference(other))
 
 
 def output(platform: Platform) -> list[int]:

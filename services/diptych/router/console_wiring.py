@@ -11,6 +11,7 @@ from typing import Final
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from diptych.common.net.reachable import local_host
 from diptych.common.trust.trust import Trust
 from diptych.router.admission.admission import Admission
 from diptych.router.admission.body_budget import BodyBudget
@@ -32,8 +33,10 @@ from diptych.router.http.console.app import console_app, with_console
 from diptych.router.http.console.documents_routes import document_routes
 from diptych.router.http.console.guard import Guard
 from diptych.router.http.console.page_files import read_files
+from diptych.router.http.console.relay import Elsewhere, FirstProcess, NobodyElse
 from diptych.router.http.exchange.body import BodyLimits, BodyReader
 from diptych.router.keys.caller import Callers
+from diptych.router.process.share import Share
 from diptych.router.serve.execution import Dispatcher
 from diptych.router.tracing.tracer import Tracer
 from diptych.router.values.request import ServedModel
@@ -59,6 +62,7 @@ class ConsoleParts:
     callers: Callers | None
     budget: BodyBudget
     adapters: AdapterAdmin  # of the first model
+    share: Share | None
 
     @property
     def fleet(self) -> Fleet:
@@ -82,6 +86,7 @@ def add_console(app: ASGIApp, parts: ConsoleParts) -> tuple[ASGIApp, Console]:
         "charts": Feed("charts", routers.charts_now),
     }
     hub = Hub(feeds, StepsFeed(watches), Looking(watches, routers, parts.fleet))
+    elsewhere = _elsewhere(parts.config.host, parts.share)
     guard = Guard(parts.trust, parts.callers, parts.dispatcher.metrics.refusals)
     shown = document_routes(
         guard,
@@ -89,10 +94,22 @@ def add_console(app: ASGIApp, parts: ConsoleParts) -> tuple[ASGIApp, Console]:
         fleet.state,
         watches,
         {"here": here, "all": routers},
+        elsewhere,
         text_allowed=parts.config.console_text,
     )
     page = console_app(read_files(), [*shown, *_acts(parts, guard)])
-    return with_console(app, page), Console(calls, hub.close, hub.run, watches.run, partial(keep_sampling, history))
+
+    def close() -> None:
+        hub.close()
+        elsewhere.close()
+
+    return with_console(app, page), Console(calls, close, hub.run, watches.run, partial(keep_sampling, history))
+
+
+def _elsewhere(host: str, share: Share | None) -> Elsewhere:
+    if share is None or share.index == 0:
+        return NobodyElse()
+    return FirstProcess((local_host(host), share.ports[0]))
 
 
 def _cache_view(parts: ConsoleParts, history: History, watches: Watches) -> CacheView:

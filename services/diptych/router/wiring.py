@@ -13,7 +13,6 @@ from diptych.common.build_info import register_certificate_expiry
 from diptych.common.draining import Draining
 from diptych.common.members.roles import LegKind
 from diptych.common.net.http_server import HttpServer
-from diptych.common.net.reachable import local_host
 from diptych.common.trust.trust import Trust
 from diptych.grammars.checks import GrammarChecks
 from diptych.router.admission.admission import Admission
@@ -194,15 +193,11 @@ def build(
         app = with_all_metrics(app, metrics, ProcessMetrics(config.host, share.ports), share)
     console = None
     if config.console == "on":
-        # a router without it imports nothing of it
-        from diptych.router.console_wiring import ConsoleParts, add_console
-        from diptych.router.http.console.relay import with_viewers_at
+        from diptych.router.console_wiring import ConsoleParts, add_console  # a router without it imports nothing of it
 
         dispatcher, admin = served[0].dispatcher, served[0].adapters
-        parts = ConsoleParts(config, trust, model, fleets, admission, dispatcher, tracer, callers, budget, admin)
+        parts = ConsoleParts(config, trust, model, fleets, admission, dispatcher, tracer, callers, budget, admin, share)
         app, console = add_console(app, parts)
-        if share is not None and share.index != 0:
-            app = with_viewers_at((local_host(config.host), share.ports[0]), app)
     drain = RouterDrain(draining, f"{fleet.router_id:016x}", config.drain_s)
     reconciler = Reconciler(fleet, served[0].adapters, config.declared_file, time.monotonic)
     operators = operators_app(config, trust, fleet, pipelines, drain, reconciler, callers, budget)

@@ -79,4 +79,6 @@ class RankSteps:
 
     def finish(self, number: int) -> None:
         """Return when the first `number` steps have ended here."""
-        next(wait for begun, wait in self._ends if begun >= number)()
+        wait = next((wait for begun, wait in self._ends if begun >= number), None)
+        assert wait is not None, f"rank 0 asks for step {number}, whose end this rank did not mark"
+        wait()

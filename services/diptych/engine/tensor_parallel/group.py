@@ -232,8 +232,10 @@ class TensorParallelRunner:
         return self.sample(batch, self.logits(batch), sampling)()
 
     def logits(self, batch: ForwardBatch) -> Any:
-        self._begun.append(self._log.begin_step(step_to_wire(batch)))
-        return self._runner.logits(batch)
+        number = self._log.begin_step(step_to_wire(batch))
+        logits = self._runner.logits(batch)
+        self._begun.append(number)
+        return logits
 
     def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> WaitForResult:
         wait, number = self._runner.sample(batch, logits, sampling), self._begun.popleft()

@@ -8,20 +8,17 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
-from diptych.router.http.console.relay import with_viewers_at
+from diptych.router.http.console.relay import FirstProcess
 
 Stream = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-OWN = {"type": "http.response.start", "status": 200, "headers": [(b"from", b"own")]}
+OWN = "this process looks itself"
 
 
 def chunk(text: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(text), text)
-
-
-async def own_app(scope: Any, receive: Any, send: Any) -> None:
-    await send(OWN)
 
 
 @asynccontextmanager
@@ -42,11 +39,11 @@ async def first_process(serve: Stream) -> Any:
 class Viewer:
     """A client of the second process."""
 
-    def __init__(self, path: str = "/console/api/stream") -> None:
+    def __init__(self, method: str = "GET") -> None:
         self.scope = {
             "type": "http",
-            "method": "GET",
-            "path": path,
+            "method": method,
+            "path": "/console/api/stream",
             "query_string": b"topics=fleet,steps",
             "headers": [
                 (b"host", b"console.example"),
@@ -61,8 +58,12 @@ class Viewer:
         await self.leaves.wait()
         return {"type": "http.disconnect"}
 
-    async def looks(self, address: tuple[str, int]) -> None:
-        await with_viewers_at(address, own_app)(self.scope, self.receive, self.sent.put)
+    async def looks(self, first: FirstProcess) -> None:
+        stream = await first.stream(Request(self.scope, self.receive))
+        if stream is None:
+            self.sent.put_nowait(OWN)
+        else:
+            await stream(self.scope, self.receive, self.sent.put)
 
     def told(self) -> list[Any]:
         return [self.sent.get_nowait() for _ in range(self.sent.qsize())]
@@ -78,7 +79,7 @@ def answer_of(*parts: bytes) -> list[Any]:
 
         viewer = Viewer()
         async with first_process(serve) as (address, _):
-            await viewer.looks(address)
+            await viewer.looks(FirstProcess(address))
         return viewer.told()
 
     return asyncio.run(run())
@@ -94,7 +95,7 @@ def test_events_of_the_first_process_come_as_they_are_made_and_it_hears_who_asks
 
         viewer = Viewer()
         async with first_process(serve) as (address, is_left):
-            looking = asyncio.ensure_future(viewer.looks(address))
+            looking = asyncio.ensure_future(viewer.looks(FirstProcess(address)))
             head, writer = await asked.get()
             assert head.startswith(b"GET /console/api/stream?topics=fleet,steps HTTP/1.1\r\n")
             assert b"authorization: Bearer me\r\n" in head
@@ -141,15 +142,35 @@ def test_nobody_waits_for_a_first_process_that_is_silent_or_gone(monkeypatch: py
 
         viewer = Viewer()
         async with first_process(silent) as (address, is_left):
-            await viewer.looks(address)
+            await viewer.looks(FirstProcess(address))
             await is_left.wait()
-        await viewer.looks(address)  # nobody listens there any more
+        await viewer.looks(FirstProcess(address))  # nobody listens there any more
         assert viewer.told() == [OWN, OWN]
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_all_other_paths_are_the_processes_own() -> None:
-    viewer = Viewer("/console/api/fleet")
-    asyncio.run(viewer.looks(("127.0.0.1", 1)))
+def test_only_streams_are_handed_on() -> None:
+    viewer = Viewer("HEAD")
+    asyncio.run(viewer.looks(FirstProcess(("127.0.0.1", 1))))
     assert viewer.told() == [OWN]
+
+
+def test_a_process_that_leaves_ends_the_streams_that_it_hands_on_and_takes_no_more() -> None:
+    async def run() -> None:
+        async def serve(head: bytes, writer: asyncio.StreamWriter) -> None:
+            writer.write(SSE + chunk(b"event: ping\n\n"))
+
+        viewer, late = Viewer(), Viewer()
+        async with first_process(serve) as (address, is_left):
+            first = FirstProcess(address)
+            looking = asyncio.ensure_future(viewer.looks(first))
+            assert [(await viewer.sent.get())["type"] for _ in range(2)][1] == "http.response.body"
+            first.close()
+            await looking
+            await is_left.wait()
+            assert viewer.told()[-1]["more_body"] is False
+            await late.looks(first)
+            assert late.told() == [OWN]
+
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -21,6 +21,7 @@ from diptych.router.console.pieces import Pieces, encoded
 from diptych.router.console.state import FleetState, RequestList, RequestStory, Steps
 from diptych.router.console.turns import in_turns
 from diptych.router.http.console.guard import Guard, json_answer, json_bytes
+from diptych.router.http.console.relay import Elsewhere
 from diptych.router.http.console.stream import live_stream
 
 API: Final = "/console/api"
@@ -64,6 +65,7 @@ def document_routes(
     own_fleet: Callable[[], Pieces[FleetState]],
     workers: Workers,
     scopes: Mapping[Scope, Documents],
+    elsewhere: Elsewhere,
     *,
     text_allowed: bool,
 ) -> Sequence[Route]:
@@ -74,7 +76,7 @@ def document_routes(
         return json_answer(Me(is_operator=is_operator, text_allowed=text_allowed, is_open=guard.is_open))
 
     async def stream(request: Request) -> Response:
-        return live_stream(hub, request)
+        return await elsewhere.stream(request) or live_stream(hub, request)
 
     async def fleet(request: Request) -> Response:
         hub.look()
