@@ -97,7 +97,10 @@ def test_the_last_thing_a_mover_does_is_to_release_its_stores_to_the_system(code
     assert ends[-2:] == ["bar.sync", "atom.global.sys.release.add"]
 
 
-@pytest.mark.parametrize("kernel", ["one-shot sum", "one-shot sum and norm", "one-shot sum of eight"])
+@pytest.mark.parametrize(
+    "kernel",
+    ["one-shot sum", "one-shot sum and norm", "one-shot sum of eight", "combine", "combine, in segments"],
+)
 def test_a_rank_releases_its_stores_to_the_system_and_reads_what_it_acquired(code: Code, kernel: str) -> None:
     own = r"st\.global\.v4|bar\.sync|atom\.global\.sys\.release\.exch|(?:ld|atom)\.global\.sys\.acquire"
     events = re.findall(own, code[kernel]["ptx"])
