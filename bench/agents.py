@@ -6,28 +6,22 @@ Simulates a prefill and a decode worker in virtual time (`diptych.simulator`) th
 each call comes a while after the one before it in its session has been answered. With as much memory as there is
 context, it is first measured how much of it is alive in the mean; the pools then hold that divided by `--pressure`.
 `--slower`: prompts take so many times as long as those of Llama-3-8B on an H200, as those of larger models do. A job
-ends with the last of its calls; `new`: times to the first token of its first call, which may wait for memory of jobs
-that have begun. `nobody waits`: none does, and a prompt that is handed over is kept no longer than any other. `told`:
-the gap behind each call is known, as the tool's name says it, to a factor of 1.4; the rule is the same, so this is what
-better guesses could bring. `pulled`: workers pull from each other, history before a session returns.
-Nothing in it depends on the machine.
+ends with the last of its calls. `told`: the gap behind each call is known, as the tool's name says it, to a factor of
+1.4; the rule is the same, so this is what better guesses could bring. `pulled`: workers pull from each other, history
+before a session returns. Nothing in it depends on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
-from unittest import mock
 
 import numpy as np
 
 from diptych.common.members.roles import Role
-from diptych.engine.cache import sessions
 from diptych.engine.cache.return_times import bucket_of
-from diptych.engine.schedule.lines import session_line
 from diptych.engine.values.step_model import H200_LLAMA_8B
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.simulator.outcome import Outcome
@@ -39,19 +33,7 @@ from diptych.simulator.traces.generators.named import generate
 
 PAGE: Final = 512  # tokens: large, so that a run is short
 AMPLE: Final = 6000  # pages
-COLUMNS: Final = (
-    "memory",
-    "kept",
-    "job mean s",
-    "of LRU",
-    "p50",
-    "p90",
-    "hit rate",
-    "TTFT mean s",
-    "p90",
-    "new p50",
-    "p99",
-)
+COLUMNS: Final = ("memory", "kept", "job mean s", "of LRU", "p50", "p90", "hit rate", "TTFT mean s", "p90", "virtual s")
 
 
 class Jobs(NamedTuple):
@@ -82,9 +64,6 @@ def main() -> None:
     print(row(f"1/{args.pressure:g}", "LRU", calls, lru, least), flush=True)
     for share in args.share:
         print(row(f"1/{args.pressure:g}", f"{share:g}", calls, run(calls, num_pages, share, args.slower), least))
-    with mock.patch.object(session_line, "MAX_WAIT_S", 0.0), mock.patch.object(sessions, "HANDED_S", 0.0):
-        free = run(calls, num_pages, max(args.share), args.slower)
-    print(row(f"1/{args.pressure:g}", f"{max(args.share):g}, nobody waits", calls, free, least), flush=True)
     share, known = max(args.share, default=0.0), told(calls)
     print(row(f"1/{args.pressure:g}", f"{share:g}, told", known, run(known, num_pages, share, args.slower), least))
     pulled = run(calls, num_pages, share, args.slower, replace(TRANSFER, pulls=True))
@@ -133,13 +112,11 @@ def row(memory: str, kept: str, calls: Sequence[Call], outcome: Outcome, lru_s: 
     if failed := sum(map(bool, outcome.failure)):
         print(f"{failed} calls failed")
     seconds, ttft_s = jobs_of(calls, outcome).seconds, outcome.ttft_s
-    new_s = ttft_s[[math.isnan(call.gap_s) for call in calls]]
     cells = (
         *(memory, kept, f"{seconds.mean():.0f}", f"{seconds.mean() / lru_s:.2f}"),
         *(f"{np.quantile(seconds, share):.0f}" for share in (0.5, 0.9)),
         f"{outcome.cached_len.sum() / outcome.prompt_len.sum():.3f}",
-        *(f"{ttft_s.mean():.2f}", f"{np.quantile(ttft_s, 0.9):.2f}"),
-        *(f"{np.quantile(new_s, share):.1f}" for share in (0.5, 0.99)),
+        *(f"{ttft_s.mean():.2f}", f"{np.quantile(ttft_s, 0.9):.2f}", f"{outcome.virtual_s:.0f}"),
     )
     return f"| {' | '.join(cells)} |"
 

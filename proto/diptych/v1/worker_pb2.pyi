@@ -474,7 +474,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., host_pages: _Optional[int] = ..., host_pages_saved: _Optional[int] = ..., host_pages_restored: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., link_failures: _Optional[int] = ..., retractions: _Optional[int] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., quarantine_oldest_s: _Optional[float] = ..., unauthenticated_messages: _Optional[int] = ..., refused_page_writes: _Optional[int] = ..., graphs: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., prefill_s: _Optional[float] = ..., prefill_busy: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., kv_port_open: _Optional[bool] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., computing: _Optional[_Union[Computing, _Mapping]] = ..., adapters_placed: _Optional[int] = ..., waiting_for_adapter: _Optional[int] = ..., drafting: _Optional[_Union[Drafting, _Mapping]] = ..., cache: _Optional[_Union[CacheStatus, _Mapping]] = ..., pages_pulled: _Optional[int] = ..., pages_lent: _Optional[int] = ..., pulls_refused: _Optional[int] = ..., pulls_missed: _Optional[int] = ..., pulls_wrong: _Optional[int] = ..., pull_saved_s: _Optional[float] = ..., pages_given: _Optional[int] = ..., pages_taken: _Optional[int] = ..., offers_declined: _Optional[int] = ..., weights_taken_bytes: _Optional[int] = ..., weights_givers_failed: _Optional[int] = ..., weights_given: _Optional[int] = ..., images_encoded: _Optional[int] = ..., image_places_encoded: _Optional[int] = ..., images_reused: _Optional[int] = ..., images_pulled: _Optional[int] = ..., files: _Optional[_Union[FileTierStatus, _Mapping]] = ..., shared: _Optional[_Union[FileTierStatus, _Mapping]] = ...) -> None: ...
 
 class CacheStatus(_message.Message):
-    __slots__ = ("prompt_tokens", "tiers", "evicted_pages", "evicted_p50_s", "evicted_p90_s", "pins", "pinned_pages", "most_pinned_pages", "pins_given_up", "sessions_away", "tool_calls", "tool_returns", "kept_returns", "held_now", "held", "held_s")
+    __slots__ = ("prompt_tokens", "tiers", "evicted_pages", "evicted_p50_s", "evicted_p90_s", "pins", "pinned_pages", "most_pinned_pages", "pins_given_up", "sessions_away", "tool_calls", "tool_returns", "kept_returns")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -488,9 +488,6 @@ class CacheStatus(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     TOOL_RETURNS_FIELD_NUMBER: _ClassVar[int]
     KEPT_RETURNS_FIELD_NUMBER: _ClassVar[int]
-    HELD_NOW_FIELD_NUMBER: _ClassVar[int]
-    HELD_FIELD_NUMBER: _ClassVar[int]
-    HELD_S_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     tiers: _containers.RepeatedCompositeFieldContainer[CacheTier]
     evicted_pages: int
@@ -504,10 +501,7 @@ class CacheStatus(_message.Message):
     tool_calls: int
     tool_returns: int
     kept_returns: int
-    held_now: int
-    held: int
-    held_s: float
-    def __init__(self, prompt_tokens: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[CacheTier, _Mapping]]] = ..., evicted_pages: _Optional[int] = ..., evicted_p50_s: _Optional[float] = ..., evicted_p90_s: _Optional[float] = ..., pins: _Optional[int] = ..., pinned_pages: _Optional[int] = ..., most_pinned_pages: _Optional[int] = ..., pins_given_up: _Optional[int] = ..., sessions_away: _Optional[int] = ..., tool_calls: _Optional[int] = ..., tool_returns: _Optional[int] = ..., kept_returns: _Optional[int] = ..., held_now: _Optional[int] = ..., held: _Optional[int] = ..., held_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, prompt_tokens: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[CacheTier, _Mapping]]] = ..., evicted_pages: _Optional[int] = ..., evicted_p50_s: _Optional[float] = ..., evicted_p90_s: _Optional[float] = ..., pins: _Optional[int] = ..., pinned_pages: _Optional[int] = ..., most_pinned_pages: _Optional[int] = ..., pins_given_up: _Optional[int] = ..., sessions_away: _Optional[int] = ..., tool_calls: _Optional[int] = ..., tool_returns: _Optional[int] = ..., kept_returns: _Optional[int] = ...) -> None: ...
 
 class CacheTier(_message.Message):
     __slots__ = ("name", "pages", "capacity_pages", "found_tokens")

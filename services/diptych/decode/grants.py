@@ -20,7 +20,6 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Rank, Turns
 from diptych.engine.schedule.aside import Reason
 from diptych.engine.schedule.extend_queue import pays_to_wait
-from diptych.engine.schedule.lines.session_line import SessionLine
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight
 from diptych.engine.schedule.running import Running
 from diptych.engine.schedule.waiting_queue import WaitingQueue
@@ -61,7 +60,6 @@ class Grants:
         self._reserve = reserve
         self._cost = cost
         self._turns = turns
-        self._line = SessionLine(cache)
         self._importing: list[DecodeRoom] = []  # and some that have gone on since this was last looked at
         self._in_flight = PrefixesInFlight(cache.page_size)  # that prefill brings
 
@@ -86,9 +84,7 @@ class Grants:
                 break  # before a room is looked at: a worker without a row is asked at each step
             request = self._waiting.peek(now_s)
             room = self._rooms[request.room]
-            is_busy = self._running.num_prompts > 0 or any(each.phase is Phase.IMPORTING for each in self._importing)
-            held = self._line.reason(request, now_s, len(self._waiting), is_busy=is_busy)
-            reason = held or self._reason_to_wait(room, now_s)
+            reason = self._reason_to_wait(room, now_s)
             if reason is not None and self._waiting.set_aside(reason):
                 self._expect(request)
                 continue

@@ -23,8 +23,6 @@ CACHE = CacheStatus(
     tool_calls=9,
     tool_returns=6,
     kept_returns=5,
-    held=8,
-    held_now=4,
 )
 WELL = Answer(
     Instance(instance_id=0xAB, role=ROLE_PREFILL, address="p:1"), WorkerStatus(cache=CACHE, prefill_tokens_per_s=200.0)
@@ -44,7 +42,7 @@ def test_hit_rates_stand_beside_the_ceiling_and_what_each_tier_has_brought() -> 
     (pool,) = [line.split() for line in text.splitlines() if " pool " in line]
     assert pool[-6:] == ["pool", "50", "50%", "40.0%", "2.0", "s"]
     (ages,) = [line.split() for line in text.splitlines() if "20/50" in line]
-    assert ages[-13:] == ["70", "16", "s", "-", "2", "20/50", "1", "3", "9", "6", "5", "8", "4"]
+    assert ages[-11:] == ["70", "16", "s", "-", "2", "20/50", "1", "3", "9", "6", "5"]
     assert [line.split()[0][-1] for line in text.splitlines() if line.startswith("000000")] == ["1", "2"]
     assert "does not answer: connection refused" in text
 

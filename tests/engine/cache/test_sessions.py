@@ -12,7 +12,7 @@ from diptych.engine.cache import sessions
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.peer_pages import PeerPages
 from diptych.engine.cache.return_times import ReturnTimes, ToolKey
-from diptych.engine.cache.sessions import BACK_S, HANDED_S, MAX_EARLY
+from diptych.engine.cache.sessions import BACK_S, MAX_EARLY
 from diptych.engine.cache.tree.pins import Pin
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request, new_request
@@ -262,38 +262,12 @@ def test_books_are_right_whatever_comes(seed: int) -> None:
         assert world.cache.tree.pins.num_pages <= world.cache.tree.pins.most_pages
 
 
-def hand_over(world: World, text: range, now_s: float) -> Request:
-    """Compute a prompt whose output is made elsewhere."""
-    made = world.request(text, now_s)
-    assert world.cache.admit(made)
-    made.computed_len = made.num_tokens
-    world.cache.retire(made)
-    return made
-
-
-def test_a_prompt_of_a_job_is_kept_while_its_output_is_made_elsewhere(world: World) -> None:
-    hand_over(world, FIRST, 0.0)
-    assert not world.cache.tree.pins, "nobody knows that it goes on"
-    first = hand_over(world, FIRST, 0.0)
-    world.cache.sessions.called(first.room, "shell", 1.0)
-    hand_over(world, range(100, 128), 5.0)
-    assert len(world.cache.tree.pins) == 1
-    world.cache.tree.at(5.0 + HANDED_S - 1)
-    assert world.cache.report().pinned_pages == 7
-    world.cache.tree.at(5.0 + HANDED_S)
-    assert world.cache.report().pinned_pages == 0
-
-
-@pytest.mark.parametrize("ttl_s", [0.0, 2.0])
-def test_a_call_of_a_tool_does_not_end_that_before_its_time(
-    ttl_s: float, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = hand_over(world, FIRST, 0.0)
-    world.cache.sessions.called(first.room, "shell", 0.0)
-    second = hand_over(world, range(100, 128), 5.0)
-    monkeypatch.setattr(ReturnTimes, "ttl_s", lambda self, key, price: ttl_s)
-    world.cache.sessions.called(second.room, "shell", 6.0)
-    world.cache.tree.at(5.0 + HANDED_S - 1)
-    assert world.cache.report().pinned_pages == 7
-    world.cache.tree.at(5.0 + HANDED_S)
-    assert world.cache.report().pinned_pages == 0
+def test_the_pin_of_who_waits_for_its_turn_lengthens_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another request of the same text ends meanwhile, and its tool is soon back."""
+    world.serve(FIRST, 0.0, "shell")
+    back = world.request(FIRST, 1.0)
+    monkeypatch.setattr(ReturnTimes, "ttl_s", lambda self, key, price: 2.0)
+    world.serve(FIRST, 2.0, "shell")
+    world.cache.sessions.waits_no_more(back)
+    world.cache.tree.at(5.0)
+    assert not world.cache.tree.pins

@@ -153,9 +153,6 @@ def test_what_a_cache_was_worth_is_told_by_tier() -> None:
         tool_calls=9,
         tool_returns=6,
         kept_returns=4,
-        held_now=3,
-        held=8,
-        held_s=40.0,
     )
     instance = bootstrap_pb2.Instance(state=bootstrap_pb2.INSTANCE_STATE_READY)
     found = samples(WorkerMetrics(), {0: worker_pb2.WorkerStatus(instance=instance, cache=cache)})
@@ -174,9 +171,6 @@ def test_what_a_cache_was_worth_is_told_by_tier() -> None:
         "diptych_cache_tool_calls_total,0": 9,
         "diptych_cache_tool_returns_total,0": 6,
         "diptych_cache_kept_returns_total,0": 4,
-        "diptych_cache_held,0": 3,
-        "diptych_cache_held_total,0": 8,
-        "diptych_cache_held_seconds_total,0": 40,
     }
 
 

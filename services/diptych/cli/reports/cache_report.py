@@ -15,7 +15,6 @@ from diptych.v1.worker_pb2 import CacheStatus, CacheTier, WorkerStatus
 TIER_COLUMNS: Final = ("worker", "role", "tier", "pages", "bytes", "full", "hit", "saved")
 AGE_COLUMNS: Final = (
     *("worker", "evicted", "age p50", "age p90", "kept", "of pages", "given up", "away", "calls", "returns", "found"),
-    *("held", "now"),
 )
 PREFIX_COLUMNS: Final = ("prefix", "tokens", "requests", "at workers")
 
@@ -78,9 +77,8 @@ def _tier_rows(answer: Answer, status: WorkerStatus) -> Iterator[tuple[str, ...]
 def _age_row(answer: Answer, cache: CacheStatus) -> tuple[str, ...]:
     ages = (f"{age_s:.3g} s" if age_s else "-" for age_s in (cache.evicted_p50_s, cache.evicted_p90_s))
     pages = f"{cache.pinned_pages}/{cache.most_pinned_pages}"
-    sessions = cache.pins_given_up, cache.sessions_away, cache.tool_calls, cache.tool_returns, cache.kept_returns
-    counts = map(str, (*sessions, cache.held, cache.held_now))
-    return (name_of(answer.member), str(cache.evicted_pages), *ages, str(cache.pins), pages, *counts)
+    counts = cache.pins_given_up, cache.sessions_away, cache.tool_calls, cache.tool_returns, cache.kept_returns
+    return (name_of(answer.member), str(cache.evicted_pages), *ages, str(cache.pins), pages, *map(str, counts))
 
 
 def _prefix_lines(seen: Mapping[str, Any], most: int) -> list[str]:

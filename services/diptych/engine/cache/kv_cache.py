@@ -497,9 +497,6 @@ class KvCache:
             tool_calls=counts.calls,
             tool_returns=counts.returns,
             kept_returns=counts.kept_returns,
-            held_now=counts.held_now,
-            held=counts.held,
-            held_s=counts.held_s,
         )
 
     def prices(self) -> tuple[TierPrice, ...]:

@@ -17,7 +17,6 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from diptych.engine.cache.habits import Habits
 from diptych.engine.cache.return_times import EDGES_S, ReturnTimes, ToolKey, bucket_of
 from diptych.engine.cache.tier import POOL
 from diptych.engine.cache.tree.pins import Pin
@@ -30,7 +29,6 @@ MAX_ENDED: Final = 4096
 MAX_EARLY: Final = 256  # words of requests that have not ended here, or never were
 MAX_AWAY: Final = 1024
 MAX_LEFT: Final = 64  # texts that nobody has asked for
-HANDED_S: Final = 60.0  # that the output of a job may take elsewhere until it is known whether it goes on
 LOOK_S: Final = 1.0  # between two looks at who is still away
 BACK_S: Final = 600.0  # that a session which has come back may wait for its pages in peace
 MOST_CHANGED: Final = 512  # tokens at the end of a prompt by which the next one may differ: templates rewrite them
@@ -75,9 +73,6 @@ class SessionCounts:
     calls: int = 0  # of tools, of which routers told
     returns: int = 0  # of their sessions
     kept_returns: int = 0  # that found their pages pinned
-    held: int = 0  # requests that let sessions which had begun have the memory: see `schedule.lines.session_line`
-    held_s: float = 0.0  # for how long, in all
-    held_now: int = 0
 
 
 class Sessions:
@@ -105,7 +100,6 @@ class Sessions:
         self._lens: dict[int, int] = {}  # how many of `_away` have so many pages
         self.left: deque[Left] = deque(maxlen=MAX_LEFT)  # for whoever may bring them to where they go on
         self.counts = SessionCounts()
-        self.habits = Habits()
 
     @property
     def num_away(self) -> int:
@@ -120,9 +114,6 @@ class Sessions:
         since_s = request.life.arrival_s - request.job_s
         self._ended[request.room] = _Ended(node, request.account.tenant, anchor, since_s, request.computed_by)
         self._ended.move_to_end(request.room)
-        self.habits.ended(request.account.tenant)
-        if not (request.is_imported or request.num_output_tokens):
-            self._keep_while_handed(request, node, since_s, now_s)
         if len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
         if (tool := self._early.pop(request.room, None)) is not None:
@@ -139,7 +130,6 @@ class Sessions:
                 self._early.popitem(last=False)
             return
         self.counts.calls += 1
-        self.habits.called(ended.tenant)
         place = _place(ended)
         if place is None:
             return  # it has been evicted already, or is too short
@@ -182,23 +172,12 @@ class Sessions:
         request.job_s = max(0.0, request.life.arrival_s - away.job_since_s)
         if away.node in self._tree.pins:
             self.counts.kept_returns += 1
-            pin = Pin(None, now_s, away.job_since_s, now_s + BACK_S, away.key.tenant)
+            pin = Pin(None, now_s, away.job_since_s, now_s + BACK_S)
             self._tree.pin(away.node, pin)
             request.pinned = away.node, pin
 
-    def waits(self, request: Request, now_s: float) -> None:
-        """A request leaves the memory to sessions that have begun."""
-        if request.held_since_s is None:
-            request.held_since_s = now_s
-            self.counts.held += 1
-            self.counts.held_now += 1
-
     def waits_no_more(self, request: Request) -> None:
         """It holds its text itself, or has ended or was refused without: its pin goes, unless another replaced it."""
-        if request.held_since_s is not None:
-            self.counts.held_now -= 1
-            self.counts.held_s += self._tree.now_s - request.held_since_s
-            request.held_since_s = None
         if request.pinned is not None:
             node, pin = request.pinned
             request.pinned = None
@@ -221,17 +200,9 @@ class Sessions:
             return 0.0  # what others have in common with it stays for their sake
         price = self._tree.price() * num_held / (num_saved * self._reload_share)
         ttl_s = self._times.ttl_s(key, price)
-        handed = self._tree.pins.get(node)
         if ttl_s > 0:
-            until_s = now_s + ttl_s if handed is None else max(now_s + ttl_s, handed.until_s)
-            self._tree.pin(node, Pin(key, now_s, away.job_since_s, until_s, key.tenant))
+            self._tree.pin(node, Pin(key, now_s, away.job_since_s, now_s + ttl_s))
         return ttl_s
-
-    def _keep_while_handed(self, request: Request, node: Node, job_since_s: float, now_s: float) -> None:
-        """A prompt is computed that goes on with a job, and its output is made elsewhere: it mostly goes on again."""
-        if request.job_s and node.level == POOL and node not in self._tree.pins:
-            key = ToolKey(request.account.tenant, "")
-            self._tree.pin(node, Pin(key, now_s, job_since_s, now_s + HANDED_S, key.tenant))
 
     def _leave(self, away: _Away) -> None:
         if (known := self._away.get(away.place)) is not None:

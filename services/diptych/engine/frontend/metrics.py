@@ -79,7 +79,6 @@ GAUGES: Final[Sequence[Row]] = (  # how a scheduler is now
 CACHE_GAUGES: Final[Sequence[Row]] = (
     ("cache_pins", "Texts that are kept for sessions that have called a tool", lambda s: s.cache.pins),
     ("cache_pinned_pages", "Pages that these take", lambda s: s.cache.pinned_pages),
-    ("cache_held", "Requests that leave the memory to sessions which have begun", lambda s: s.cache.held_now),
 )
 CACHE_COUNTERS: Final[Sequence[Row]] = (
     ("prompt_tokens", "Tokens of prompts that were computed here", lambda s: s.cache.prompt_tokens),
@@ -88,8 +87,6 @@ CACHE_COUNTERS: Final[Sequence[Row]] = (
     ("tool_calls", "Tool calls that routers told of", lambda s: s.cache.tool_calls),
     ("tool_returns", "Sessions that came back from one", lambda s: s.cache.tool_returns),
     ("kept_returns", "Of these, sessions whose text was kept", lambda s: s.cache.kept_returns),
-    ("held", "Requests that left the memory to sessions which had begun", lambda s: s.cache.held),
-    ("held_seconds", "For how long these waited", lambda s: s.cache.held_s),
 )
 WEIGHTS: Final[Sequence[Row]] = (  # between workers, since start
     ("weights_taken_bytes", "Bytes of weights that came from another worker at start", lambda s: s.weights_taken_bytes),

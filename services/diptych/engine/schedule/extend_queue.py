@@ -21,7 +21,6 @@ from typing import Final, NamedTuple, TypeAlias
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.aside import Reason
-from diptych.engine.schedule.lines.session_line import SessionLine
 from diptych.engine.schedule.pace.step_pace import NextPrompt
 from diptych.engine.schedule.packing import Packing
 from diptych.engine.schedule.policies import arrival, due_s, gives_way
@@ -75,7 +74,6 @@ class ExtendQueue:
         self._coming = coming
         self._turns = turns
         self._waiting = waiting
-        self._line = SessionLine(cache)
         self._max_batch_size = limits.max_requests
         self._cost = limits.prompt_cost
         are_whole = limits.vision is not None and limits.vision.is_whole
@@ -195,8 +193,7 @@ class ExtendQueue:
             request = self._waiting.peek(now_s)
             if (late and gives_way(request, now_s)) or (request.is_idle_work and _is_urgent(step)):
                 break
-            held = self._line.reason(request, now_s, len(self), is_busy=bool(self._extending))
-            if reason := held or self.reason_to_wait(request):
+            if reason := self.reason_to_wait(request):
                 if not self._waiting.set_aside(reason):
                     break
                 continue

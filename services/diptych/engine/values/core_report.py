@@ -113,9 +113,6 @@ class CacheReport:
     tool_calls: int
     tool_returns: int
     kept_returns: int
-    held_now: int  # requests that leave the memory to sessions which have begun
-    held: int
-    held_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,6 @@ class Request:
     job_s: float = 0.0  # how long before it the job began that it goes on with: see `sessions`
     computed_by: int = 0  # the peer that computed its prompt; 0: none
     pinned: tuple[Node, Pin] | None = field(default=None, repr=False)  # keeps its prefix while it waits: see `sessions`
-    held_since_s: float | None = None  # since when it leaves memory to sessions that have begun; None: it does not
     turn: int = 0  # its place among those whose prompts are computed here, kept while it lets others pass; 0: none yet
     page_names: list[int] = field(default_factory=list, repr=False)  # of its whole pages: see `page_names`
     end_ids: frozenset[int] = frozenset()  # tokens that end its output

@@ -26,7 +26,6 @@ class Pin(NamedTuple):
     since_s: float  # when it began to wait
     job_since_s: float  # when the job began that it is of
     until_s: float
-    tenant: str = ""
 
 
 class Pins:
@@ -46,19 +45,6 @@ class Pins:
 
     def __contains__(self, node: Node) -> bool:
         return node in self._pins
-
-    @property
-    def num_resting(self) -> int:
-        """Pages of the pool that nothing but pins keeps."""
-        steps = {step for node in self._pins for step in node.path() if not step.num_locks}
-        return sum([step.num_pool_pages for step in steps])
-
-    def pages_by_tenant(self) -> dict[str, int]:
-        """Return how many pages are kept for each tenant; what sessions have in common counts for each."""
-        found: dict[str, int] = {}
-        for node, pin in self._pins.items():
-            found[pin.tenant] = found.get(pin.tenant, 0) + sum([step.num_pool_pages for step in node.path()])
-        return found
 
     def get(self, node: Node) -> Pin | None:
         return self._pins.get(node)
