@@ -333,6 +333,7 @@ class GraphUse:
 
     num_graphs: int  # sizes: batch sizes of decode steps, and numbers of tokens of small steps with prompts
     nbytes: int  # of the device's memory, taken when they were captured
+    late_times: Sequence[tuple[int, float]] = ()  # seconds, by tokens that states see late: see `LateRows.measure`
 
 
 NO_GRAPHS: Final = GraphUse(0, 0)
