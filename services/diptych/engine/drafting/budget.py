@@ -4,8 +4,8 @@ A step of `n` requests brings `n` tokens, and of each draft as much of one as it
 long as steps of so many tokens have taken (`StepCosts`). So drafts are taken in the order of their chances, and as many
 as make tokens a second the most; none, unless they make them `WORTH` times as many: a measurement is not exact, and a
 step without drafts can be planned while another runs. Where states see what came true in a pass of its own, that costs
-too: of each row with drafts one token more than come true of them. vLLM's adaptive verification (#47808, 2026) shares its slots out
-in the same way, by costs that are profiled at start.
+too: of each row with drafts one token more than come true of them. vLLM's adaptive verification (#47808, 2026) shares
+its slots out in the same way, by costs that are profiled at start.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def new_drafter(
 ) -> SourceDrafter | None:
     """Return who drafts by `speculate`, one of `DRAFT_SOURCES`; None for "off". `clock` in seconds.
 
-    `ahead` asks the layers of "draft", "mtp" or "eagle", and is there for no other. `late`: of states. Raises `ConfigError` where the
-    index of suffixes can't be compiled.
+    `ahead` asks the layers of "draft", "mtp" or "eagle", and is there for no other. `late`: of states that see
+    what came true. Raises `ConfigError` where the index of suffixes can't be compiled.
     """
     if speculate == NO_DRAFTS:
         return None

@@ -363,10 +363,7 @@ class DraftModel(Protocol):
         ...
 
     def row(self, slot: int) -> bytes:
-        """Return the hidden row of the token in a slot, as bfloat16; empty: there is none, or it joins none.
-
-        Of a step that has run.
-        """
+        """Return the hidden row of the token in a slot, of a step that has run, as bfloat16; empty: there is none."""
         return b""
 
     def put_row(self, slot: int, row: bytes) -> None:
