@@ -24,6 +24,7 @@ from diptych.engine.runner.gpu.staging import ALIGNMENT, Array, Staging
 from diptych.engine.runner.gpu.warm_up import up_to
 from diptych.engine.runner.states import SlotStates
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, StateMoves
+from diptych.engine.values.limits import MAX_DRAFTS
 
 LIKELY_ROW: Final = 4  # tokens of a row that come true, where passes are measured
 NUM_TIMES: Final = 4  # of each size, the fastest of which counts
@@ -67,9 +68,9 @@ class LateRows:
         Rows have `LIKELY_ROW` tokens, as far as there are slots. States are overwritten: it is for a worker that has
         not begun to serve.
         """
-        states = self._states
-        most = states.num_slots * states.row_tokens
-        sizes = up_to(min(most, self.graphs.rungs[-1]) if self.graphs.rungs else most)
+        states, rungs = self._states, self.graphs.rungs
+        most = rungs[-1] if rungs else states.num_slots + MAX_DRAFTS
+        sizes = up_to(min(most, states.num_slots * states.row_tokens))
         times, least_s = [], 0.0
         for size in sizes:
             moves = _rows_of(size, max(LIKELY_ROW, -(-size // states.num_slots)))
