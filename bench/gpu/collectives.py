@@ -5,7 +5,8 @@ call takes on the slower rank. *and norm*: with the residual stream's addition a
 against NCCL's and our norm kernel. *scattered*: a reduce-scatter, the norm of a part of the rows and an all-gather,
 against an all-reduce and the norm of all. *dispatch* and *combine*: each rank's tokens to the ranks of their experts
 and back (7,168 numbers a token, 8 of 256 experts), against NCCL's all-to-all of as many bytes, without the copies that
-it would want before and behind. What is measured is compared to a reference first.
+it would want before and behind. What is measured is compared to a reference first. `--forms`: dispatch and combine
+alone, divided among programs in several ways.
 Needs two GPUs: `bench/gpu/run.sh collectives`.
 """
 
@@ -28,7 +29,14 @@ from torch import Tensor
 from diptych.engine.tensor_parallel.communicator import TorchCommunicator
 from diptych.engine.tensor_parallel.meeting import FileMeeting
 from diptych.engine.tensor_parallel.peer_sums import open_memory, open_peer_sums
-from diptych.kernels.gpu.collectives.expert_exchange import ExchangeShape, ExpertExchange
+from diptych.kernels.expert_places import ExpertTable, Received
+from diptych.kernels.gpu.collectives.expert_exchange import (
+    COMBINE,
+    DISPATCH,
+    ExchangeShape,
+    ExpertExchange,
+    Form,
+)
 from diptych.kernels.gpu.collectives.one_shot import OneShotSum, reference_sum
 from diptych.kernels.gpu.layers.norms import add_rms_norm
 
@@ -44,6 +52,17 @@ CHOICES: Final = 8
 CALLS: Final = 32  # in a graph
 WARM: Final = 10  # replays; a number, not a time: ranks must make the same calls
 REPLAYS: Final = 25
+FORMS: Final = (  # of `combine`; `dispatch` has as many programs and warps
+    COMBINE,
+    Form(128, 8),
+    Form(128, 16, 2, 4),
+    Form(128, 16, 1, 4),
+    Form(128, 16, 2, 2),
+    Form(128, 16, 1, 2),
+    Form(256, 8, 1, 2),
+    Form(256, 16, 1, 4),
+    Form(256, 4, 1, 4),
+)
 MAX_POLLS: Final = 20_000_000  # some seconds
 TIMEOUT_S: Final = 80
 DTYPE: Final = torch.bfloat16
@@ -157,27 +176,51 @@ class Exchange:
         self._rank = rank
         self._num_tokens = num_tokens
         device, own = rank.device, rank.communicator.rank
-        shape = ExchangeShape(NUM_RANKS, EXPERTS, CHOICES, TOKEN, DTYPE.itemsize, num_tokens)
-        opened = open_memory(rank.communicator, device, shape.memory_nbytes)
+        self._shape = ExchangeShape(NUM_RANKS, EXPERTS // NUM_RANKS, CHOICES, TOKEN, DTYPE.itemsize, num_tokens)
+        opened = open_memory(rank.communicator, device, self._shape.memory_nbytes)
         if opened is None:
             raise SystemExit("the GPUs can't open each other's memory")
-        self._memory, addresses = opened
-        self._ours = ExpertExchange(own, shape, self._memory.tensor(), addresses, max_polls=MAX_POLLS)
+        self._memory, self._addresses = opened
+        in_order = torch.arange(EXPERTS, dtype=torch.int32, device=device)[:, None]
+        self._table = ExpertTable(in_order, torch.ones_like(in_order[:, 0]))
+        self._count = torch.tensor([num_tokens], dtype=torch.int32, device=device)
+        self.divide(DISPATCH, COMBINE)
         generator = torch.Generator().manual_seed(own)
         self._x = torch.randn(num_tokens, TOKEN, generator=generator).to(device, DTYPE)
         scores = torch.rand(num_tokens, EXPERTS, generator=generator)
         self._chosen = scores.topk(CHOICES).indices.to(device, torch.int32)
         self._shares = torch.rand(num_tokens, CHOICES, generator=generator).to(device)
 
+    def divide(self, dispatch: Form, combine: Form) -> None:
+        """Have calls divided so from now on: on both ranks at once, after all that were made."""
+        torch.cuda.synchronize()
+        self._rank.communicator.smallest(0)
+        self._memory.tensor().zero_()  # flags count from 0 again
+        torch.cuda.synchronize()
+        self._rank.communicator.smallest(0)
+        self._ours = ExpertExchange(
+            self._rank.communicator.rank,
+            self._shape,
+            self._memory.tensor(),
+            self._addresses,
+            dispatch=dispatch,
+            combine=combine,
+            max_polls=MAX_POLLS,
+        )
+
+    def dispatch(self) -> Received:
+        """Call it."""
+        return self._ours.dispatch(self._x, self._chosen, self._shares, self._table, self._count, self._num_tokens)
+
     def check(self) -> None:
         """Stop where a token does not come back with the sum of its experts: number e multiplies by e + 1."""
         out = torch.empty_like(self._x)
-        received = self._ours.dispatch(self._x, self._chosen, self._shares, self._num_tokens)
+        received = self.dispatch()
         first, num_own = self._rank.communicator.rank * EXPERTS // NUM_RANKS, EXPERTS // NUM_RANKS
         is_ours = received.chosen < num_own
         factors = ((first + received.chosen + 1) * received.shares).where(is_ours, 0).sum(1, keepdim=True)
         results = torch.where(is_ours.any(1, keepdim=True), received.x * factors, torch.nan).to(DTYPE)
-        self._ours.combine(results, received, self._chosen, out)
+        self._ours.combine(results, received, out)
         expected = self._x * ((self._chosen + 1) * self._shares).sum(1, keepdim=True)
         distance = (out - expected).abs().max() / expected.abs().max()
         if not distance < 2**-6:  # bfloat16: results are rounded, and their sum
@@ -185,20 +228,41 @@ class Exchange:
 
     def times(self) -> Sequence[tuple[str, Mapping[str, float]]]:
         count = self._num_tokens
-        received = self._ours.dispatch(self._x, self._chosen, self._shares, count)
-        out, results = torch.empty_like(self._x), torch.zeros_like(received.x)
-        everything = torch.empty(NUM_RANKS * count, TOKEN, dtype=DTYPE, device=self._rank.device)
-        dispatch, combine, nccl = self._rank.microseconds(
-            lambda: self._ours.dispatch(self._x, self._chosen, self._shares, count),
-            lambda: self._ours.combine(results, received, self._chosen, out),
-            lambda: dist.all_to_all_single(everything, results),
-        )
-        to_peer = int((self._chosen >= EXPERTS // NUM_RANKS).any(1).sum()) * TOKEN * DTYPE.itemsize  # about, both ways
+        got, sent = torch.zeros(2, NUM_RANKS * count, TOKEN, dtype=DTYPE, device=self._rank.device)
+        dispatch, combine, nccl = self._rank.microseconds(*self.both(), lambda: dist.all_to_all_single(got, sent))
+        to_peer = self.to_peer_nbytes
         named = (("dispatch", dispatch), ("combine", combine))
         return [(f"{name}/{count} tokens", {"value": ours, "limit": nccl}) for name, ours in named] + [
             (f"{name}, to the peer/{count} tokens", {"gbs": to_peer / ours / 1e3, "limit": to_peer / nccl / 1e3})
             for name, ours in named
         ]
+
+    def both(self) -> tuple[Work, Work]:
+        """Return what dispatches, and what combines."""
+        received = self.dispatch()
+        out, results = torch.empty_like(self._x), torch.zeros_like(received.x)
+        return self.dispatch, lambda: self._ours.combine(results, received, out)
+
+    @property
+    def to_peer_nbytes(self) -> int:
+        """About the same both ways."""
+        return int((self._chosen >= EXPERTS // NUM_RANKS).any(1).sum()) * TOKEN * DTYPE.itemsize
+
+
+def measured_forms(rank: Rank) -> None:
+    """Print, as rank 0, what the exchange takes in each of `FORMS`."""
+    for num_tokens in EXCHANGES:
+        exchange = Exchange(rank, num_tokens)
+        for form in FORMS:
+            exchange.divide(Form(form.programs, form.num_warps), form)
+            exchange.check()
+            times = rank.microseconds(*exchange.both())
+            if rank.communicator.rank:
+                continue
+            words = f"{form.programs} x {form.num_warps} warps, {form.rows} rows, {min(form.segment, 99)} a segment"
+            for name, ours in zip(("dispatch", "combine"), times, strict=True):
+                speed = exchange.to_peer_nbytes / ours / 1e3
+                print(json.dumps([f"{name}/{num_tokens} tokens, {words}", {"us": ours, "gbs": speed}]), flush=True)
 
 
 def measured(rank: Rank, sizes: Sequence[int], prompts: Sequence[int]) -> None:
@@ -222,10 +286,10 @@ def measured(rank: Rank, sizes: Sequence[int], prompts: Sequence[int]) -> None:
         say(f"scattered sum and norm/{num_tokens} tokens", rank.scattered(num_tokens))
 
 
-def measure(quick: bool) -> list[tuple[str, dict[str, float]]]:
+def measure(*options: str) -> list[tuple[str, dict[str, float]]]:
     """Run both ranks; return the cases. None of them outlives this call."""
     with tempfile.TemporaryDirectory() as folder:
-        own = [sys.executable, __file__, *(["--quick"] if quick else []), "--store", f"{folder}/store"]
+        own = [sys.executable, __file__, *options, "--store", f"{folder}/store"]
         ranks = [
             subprocess.Popen([*own, "--rank", str(rank)], stdout=subprocess.PIPE, text=True)
             for rank in range(NUM_RANKS)
@@ -242,6 +306,9 @@ def measure(quick: bool) -> list[tuple[str, dict[str, float]]]:
 
 
 def report_case(report: Report, case: str, found: dict[str, Any]) -> None:
+    if "us" in found:
+        report.row("gpu/collectives", case, found["us"], "us", peers={"GB/s to the peer": found["gbs"]})
+        return
     limit = found.pop("limit")
     if "gbs" in found:
         report.row("gpu/collectives", case, found["gbs"], "GB/s", limit, "NCCL", found["gbs"] / limit)
@@ -250,21 +317,25 @@ def report_case(report: Report, case: str, found: dict[str, Any]) -> None:
     report.row("gpu/collectives", case, value, "us", limit, "NCCL", limit / value, found)
 
 
+def be_rank(rank: Rank, *, quick: bool, forms: bool) -> None:
+    if forms:
+        measured_forms(rank)
+    else:
+        measured(rank, SIZES_KIB[::3] if quick else SIZES_KIB, PROMPTS[:1] if quick else PROMPTS)
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rank", type=int, help="be this rank of two that meet at --store")
     parser.add_argument("--store", type=Path)
+    parser.add_argument("--forms", action="store_true", help="only: ways to divide the exchange")
     options = parser.parse_args()
     if options.rank is not None:
         with torch.inference_mode():
-            measured(
-                Rank(options.rank, options.store),
-                SIZES_KIB[::3] if options.quick else SIZES_KIB,
-                PROMPTS[:1] if options.quick else PROMPTS,
-            )
+            be_rank(Rank(options.rank, options.store), quick=options.quick, forms=options.forms)
         return
     with Report(as_json=options.json) as report:
-        for case, found in measure(options.quick):
+        for case, found in measure(*(f"--{name}" for name in ("quick", "forms") if getattr(options, name))):
             report_case(report, case, found)
 
 

@@ -65,6 +65,7 @@ OF_TWO_GPUS: Final = (  # tests that the parts above skip, which have one each
     "tests/kernels/gpu/pages/test_page_mover.py",
     "tests/engine/tensor_parallel/test_communicator.py",
     "tests/engine/tensor_parallel/test_peer_sums.py",
+    "tests/engine/tensor_parallel/test_shared_experts.py",
     "tests/engine/runner/gpu",
 )
 PARTS: Final = (

@@ -1,12 +1,16 @@
 """Schedulers that share experts (`--dp-attention`) on two GPUs, beside the other ways to have a model on two.
 
-*exchange*: rows to their experts and back, as a layer does it (pack, NCCL, unpack, NCCL, add up), with experts that
-compute nothing, for 64 rows (padded) and 4,096 (counted), 7,168 wide, 8 of 256 experts; a time is the median of what a
-call takes on the slower rank, its limit two NCCL all-to-alls of as many bytes as a padded round sends.
+*exchange*: rows to experts and back, as a layer does it, with experts that compute nothing, for 64 rows and 4,096,
+7,168 wide, 8 of 256 experts: by kernels that store to peers' memory, launched and replayed from a graph, and by NCCL
+(pack, NCCL, unpack, NCCL, add up); a time is the median of what a call takes on the slower rank, its limit two NCCL
+all-to-alls of as many bytes as a padded round sends. On stderr: what a call queues on the device, and how often it
+waits.
 *engine*: 128 requests of 32 tokens in and 128 out, greedy, at once, on a DeepSeek-V2-Lite-like shape with made-up
-weights: `--dp 2 --dp-attention`, `--tp 2`, `--tp 2 --expert-parallel`, one GPU; output tokens a second, each in an
-engine of its own, one after the other, the second of two bursts. *same tokens*: the share of the shared engine's
-requests whose tokens are those of one GPU.
+weights: `--dp 2 --dp-attention` with `--peer-exchange` and without, `--tp 2`, `--tp 2 --expert-parallel`, one GPU;
+output tokens a second, each in an engine of its own, one after the other, the second of two bursts; a third is
+compared. *same tokens*: the share of requests whose tokens are those of one GPU. *widest margin*: where tokens first
+differ, how much likelier one GPU took its own to be, at most: sums in another order turn what is nearly a tie, and
+nothing else.
 
     PYTHONPATH=bench python bench/gpu/shared_experts.py [--only exchange|engine] [--quick] [--json]
     ... --only engine --device cpu --quick      # a tiny shape: shows that it works, on any machine
@@ -24,15 +28,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
 from llama_8b import model_folder
 from report import Report, arguments
 from torch import Tensor
+from torch._C._autograd import DeviceType
 
-from diptych.engine import Engine, EngineOptions, SamplingParams
-from diptych.engine.models.layers.spread_experts import Places, SpreadExperts
+from diptych.engine import Engine, EngineOptions, Generation, SamplingParams
+from diptych.engine.models.layers.spread_experts import PADDED_ROWS, ByPeers, Places, SpreadExperts
 from diptych.engine.models.ranks import ALONE
 from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.tensor_parallel.sharing.expert_group import ExpertGroup
@@ -47,6 +54,11 @@ ROWS: Final = (64, 4096)
 WARM: Final = 20
 CALLS: Final = 100
 TIMEOUT_S: Final = 60
+PROFILED: Final = 10  # calls
+LARGEST: Final = 6  # kernels that are named
+LIKELIEST: Final = 5  # tokens whose logarithms of probabilities are asked for
+TIE: Final = 1e-9  # nats: no less
+WAITS: Final = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 SHAPE: Final[Mapping[str, Any]] = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
@@ -89,7 +101,8 @@ TINY: Final = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_siz
     "v_head_dim": 16,
 }
 SIDES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "dp 2, dp-attention": {"dp": 2, "dp_attention": True},
+    "dp 2, dp-attention": {"dp": 2, "dp_attention": True, "peer_exchange": True},
+    "dp 2, dp-attention, by NCCL": {"dp": 2, "dp_attention": True},
     "tp 2": {"tp": 2},
     "tp 2, expert-parallel": {"tp": 2, "expert_parallel": True},
     "one GPU": {},
@@ -117,30 +130,68 @@ def timed(work: Any, device: torch.device) -> float:
     return statistics.median(times) * 1e6
 
 
+def profiled(work: Any) -> str:
+    """Return how many kernels and copies a call queues, what they take, and those that take most; microseconds."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(PROFILED):
+            work()
+        torch.cuda.synchronize()
+    events = profile.key_averages()
+    on_device = [each for each in events if each.device_type == DeviceType.CUDA]
+    waits = sum(each.count for each in events if each.key in WAITS) / PROFILED
+    number = sum(each.count for each in on_device) / PROFILED
+    took = sum(each.self_device_time_total for each in on_device) / PROFILED
+    largest = sorted(on_device, key=lambda each: -each.self_device_time_total)[:LARGEST]
+    words = [f"{each.key[:48]} {each.self_device_time_total / PROFILED:.1f}" for each in largest]
+    return f"{number:g} queued, {took:.0f} us of the device, {waits:g} waits: {'; '.join(words)}"
+
+
+def recorded(work: Any, device: torch.device) -> Any:
+    """Return what replays `work`."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        work()
+    return graph.replay
+
+
 def be_rank(rank: int, folder: str) -> None:
     """Measure as one of two; rank 0 prints."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    group = ExpertGroup(SharedExperts(folder, rank, NUM_RANKS), 0, 1, device, 0, counts=False)
-    places = Places.of(group.placement(0, NUM_EXPERTS), rank, device)
-    spread = SpreadExperts(NoWork(), places, group, ALONE, 0, is_last=False)
+    group = ExpertGroup(
+        SharedExperts(folder, rank, NUM_RANKS), 0, 1, device, torch.bfloat16, 0, counts=False, opens_memory=True
+    )
+    places, room = Places.of(group.placement(0, NUM_EXPERTS), rank, device), group.room(NUM_EXPERTS)
+    exchange = group.peers(WIDTH, CHOICES, room)
+    if exchange is None:
+        raise SystemExit("the GPUs can't open each other's memory")
+    by_nccl = SpreadExperts(NoWork(), places, group, ALONE, 0, is_last=False)
+    by_peers = replace(by_nccl, by_peers=ByPeers(exchange, places.table(room)))
     generator = torch.Generator().manual_seed(rank)
     for num_rows in ROWS:
         x = torch.randn(num_rows, WIDTH, generator=generator).to(device, torch.bfloat16)
         chosen = torch.rand(num_rows, NUM_EXPERTS, generator=generator).topk(CHOICES).indices.to(device)
         shares, out = torch.rand(num_rows, CHOICES, generator=generator).to(device, x.dtype), torch.empty_like(x)
-        group.round = Round((Part(num_rows, 0),) * NUM_RANKS)
+        group.begin(Round((Part(num_rows, 0),) * NUM_RANKS))
         everything = torch.empty(NUM_RANKS * num_rows, WIDTH, dtype=x.dtype, device=device)
         equal = [num_rows] * NUM_RANKS
 
         def both_ways(everything: Tensor = everything, equal: Sequence[int] = equal) -> None:
             group.exchange(group.exchange(everything, equal, equal), equal, equal)
 
-        ours = timed(lambda x=x, c=chosen, s=shares, o=out: spread.forward(x, c, s, o), device)
-        slower = torch.tensor([ours, timed(both_ways, device)], device=device)
-        slower = group.all_gather(slower[None]).amax(0)
+        launched = partial(by_peers.forward, x, chosen, shares, out)
+        works = launched, recorded(launched, device), partial(by_nccl.forward, x, chosen, shares, out), both_ways
+        slower = torch.tensor([[timed(work, device) for work in works]], device=device)
+        slower = group.all_gather(slower).amax(0)
+        words = [profiled(work) for work in (works[0], works[2])]
         if rank == 0:
-            print(json.dumps([num_rows, *slower.tolist()]), flush=True)
+            print(json.dumps([num_rows, slower.tolist(), words]), flush=True)
 
 
 def measure_exchange(report: Report) -> None:
@@ -153,34 +204,66 @@ def measure_exchange(report: Report) -> None:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-    for num_rows, ours, nccl in map(json.loads, output.splitlines()):
-        form = "padded" if num_rows <= 256 else "counted"
-        report.row(BENCH, f"there and back/{num_rows} rows, {form}", ours, "us", nccl, "two all-to-alls", nccl / ours)
+    for num_rows, (launched, replayed, by_nccl, limit), words in map(json.loads, output.splitlines()):
+        case = f"there and back/{num_rows} rows"
+        form = "padded" if num_rows <= PADDED_ROWS else "counted"
+        for name, took in (("by peers", launched), ("by peers, recorded", replayed), (f"by NCCL, {form}", by_nccl)):
+            report.row(BENCH, f"{case}, {name}", took, "us", limit, "two all-to-alls", limit / took)
+        for name, queued in zip(("peers", "NCCL"), words, strict=True):
+            print(f"{num_rows} rows by {name}: {queued}", file=sys.stderr)
 
 
-def burst(engine: Engine, num_ids: int, count: int, seed: int, num_out: int) -> tuple[float, list[tuple[int, ...]]]:
+def burst(
+    engine: Engine, num_ids: int, count: int, seed: int, num_out: int, logprobs: int | None = None
+) -> tuple[float, Sequence[Generation]]:
+    """Return output tokens a second, and the answers."""
     rng = random.Random(seed)
     prompts = [rng.choices(range(2, num_ids), k=32) for _ in range(count)]
+    params = SamplingParams(max_tokens=num_out, temperature=0.0, ignore_eos=True, logprobs=logprobs)
     began_s = time.perf_counter()
-    answers = engine.generate_batch(prompts, SamplingParams(max_tokens=num_out, temperature=0.0, ignore_eos=True))
-    return count * num_out / (time.perf_counter() - began_s), [answer.token_ids for answer in answers]
+    answers = engine.generate_batch(prompts, params)
+    return count * num_out / (time.perf_counter() - began_s), answers
 
 
 def measure_engines(report: Report, device: str, *, quick: bool) -> None:
     shape = dict(SHAPE) | (TINY if device == "cpu" else {})
     count, num_out = (16, 16) if quick else (128, 128)
-    found: dict[str, tuple[float, list[tuple[int, ...]]]] = {}
+    found: dict[str, tuple[float, Sequence[Generation]]] = {}
     with model_folder(shape) as folder:
         for name, options in SIDES.items():
             asked: Any = {"device": device, "kv_events": "off", **options}
             with Engine(str(folder), EngineOptions(load_format="dummy", **asked), dispatch="round_robin") as engine:
                 burst(engine, shape["vocab_size"], count, 1, num_out)
-                found[name] = burst(engine, shape["vocab_size"], count, 2, num_out)
-    own, tokens = found[SHARED]
-    peers = {name: speed for name, (speed, _) in found.items() if name not in (SHARED, "tp 2")}
-    report.row(BENCH, SHARED, own, "tokens/s", found["tp 2"][0], "tp 2", own / found["tp 2"][0], peers)
-    same = sum(a == b for a, b in zip(tokens, found["one GPU"][1], strict=True)) / len(tokens)
-    report.row(BENCH, "same tokens as one GPU", same, "of 1")
+                speed, _ = burst(engine, shape["vocab_size"], count, 2, num_out)
+                found[name] = speed, burst(engine, shape["vocab_size"], count, 3, num_out, LIKELIEST)[1]
+    speeds = {name: speed for name, (speed, _) in found.items()}
+    own, beside = speeds.pop(SHARED), speeds.pop("tp 2")
+    report.row(BENCH, SHARED, own, "tokens/s", beside, "tp 2", own / beside, speeds)
+    gaps = {name: first_gaps(answers, found["one GPU"][1]) for name, (_, answers) in found.items() if name != "one GPU"}
+    same = {name: each.count(0.0) / count for name, each in gaps.items()}
+    report.row(BENCH, "same tokens as one GPU", same.pop(SHARED), "of 1", peers=same)
+    widest = {name: max(each) for name, each in gaps.items()}
+    report.row(BENCH, "widest margin that was turned", widest.pop(SHARED), "nats", peers=widest)
+
+
+def first_gaps(found: Sequence[Generation], expected: Sequence[Generation]) -> list[float]:
+    """Return of each answer how much less likely its first other token was to who gave the expected one; 0: none is.
+
+    A token that is not among the likeliest counts as the least likely of these.
+    """
+    gaps = []
+    for ours, theirs in zip(found, expected, strict=True):
+        pairs = zip(ours.token_ids, theirs.token_ids, strict=True)
+        place = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
+        if place is None:
+            gaps.append(0.0)
+            continue
+        assert theirs.logprobs is not None
+        top = slice(place * LIKELIEST, (place + 1) * LIKELIEST)
+        likely = dict(zip(theirs.logprobs.top_ids[top], theirs.logprobs.top_logprobs[top], strict=True))
+        other = likely.get(ours.token_ids[place], min(likely.values()))
+        gaps.append(max(theirs.logprobs.logprobs[place] - other, TIE))
+    return gaps
 
 
 def main() -> None:

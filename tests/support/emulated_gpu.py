@@ -44,7 +44,9 @@ class TensorAttention(TorchAttention):
         recorded = self._recorded
         used = recorded.seq_lens > 0
         assert (recorded.out_slots[~used] == -1).all(), "padding rows write nowhere"
-        count = int(used.sum())
+        if not (count := int(used.sum())):
+            out.fill_(torch.nan)
+            return
         assert used[:count].all(), "padding comes last"
         now = replace(
             recorded,
@@ -142,7 +144,7 @@ def emulated_runner(
     phased = model.attention
     if rungs:
         attention = recordable(model, kv)
-        phased = ReplayedAttention(model.attention._extend, attention, attention)
+        phased = ReplayedAttention(model.attention._extend, model.attention._extend, attention)
     recorder = recorder or Recorder()
 
     def launch_sampling(batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> Tokens:

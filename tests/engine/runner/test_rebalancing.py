@@ -40,6 +40,12 @@ class Dealt:
     def own(self, layer: int, num_experts: int) -> Sequence[int]:
         return self.placement(layer, num_experts).of_ranks[self.rank]
 
+    def room(self, num_experts: int) -> int:
+        return -(-(num_experts + NUM_REDUNDANT) // self.size)
+
+    def peers(self, width: int, experts_per_token: int, room: int) -> None:
+        """There is no GPU."""
+
     def load_of_layers(self) -> dict[int, list[int]]:
         return dict.fromkeys(self.placements, LOAD)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,15 @@ def test_prompt_rows_are_computed_by_the_last_layer_too() -> None:
     batch = batch_of(5)
     with_rows = ForwardBatch(**{**vars_of(batch), "prompt_rows": PromptRows(rows, rows, 0)})
     assert (part_of(batch), part_of(with_rows)) == (Part(5, 1), Part(5, 4))
+
+
+def test_a_step_is_plain_that_decodes_and_whose_tokens_are_all_picked() -> None:
+    prompt, decode = batch_of(1), replace(batch_of(1), mode=ForwardMode.DECODE)
+    rows = replace(batch_of(3, num_sampled=3), mode=ForwardMode.DECODE)  # guesses are verified
+    wanted = replace(decode, prompt_rows=PromptRows(np.arange(1), np.arange(1), 0))
+    unpicked = replace(batch_of(2), mode=ForwardMode.DECODE)
+    steps = (prompt, decode, rows, wanted, unpicked)
+    assert [part_of(step).is_plain for step in steps] == [False, True, True, False, False]
 
 
 def vars_of(batch: ForwardBatch) -> dict[str, Any]:

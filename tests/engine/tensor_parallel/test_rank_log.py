@@ -11,9 +11,17 @@ import pytest
 import zmq
 
 from diptych.engine.tensor_parallel.channels import HostChannels
-from diptych.engine.tensor_parallel.rank_log import RankLog, step_from_wire, step_to_wire
+from diptych.engine.tensor_parallel.rank_log import (
+    RankLog,
+    round_from_wire,
+    round_to_wire,
+    step_from_wire,
+    step_to_wire,
+)
 from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, StateMoves, WindowGroups
+from diptych.engine.values.rounds import NOTHING as NO_PART
+from diptych.engine.values.rounds import Part, Round
 from diptych.v1 import rank_pb2
 
 NOTHING = np.zeros(0, np.int64)
@@ -32,6 +40,11 @@ def batch(mode: ForwardMode, prompt_rows: PromptRows | None) -> ForwardBatch:
         prompt_rows=prompt_rows,
         adapters=None if prompt_rows is None else np.array([3, -1]),
     )
+
+
+def test_a_round_arrives_as_it_was_sent() -> None:
+    common = Round((Part(5, 1), Part(2, 2, is_plain=True), NO_PART))
+    assert round_from_wire(round_to_wire(common, is_without_us=True)) == common
 
 
 @pytest.mark.parametrize("mode", ForwardMode)

@@ -48,3 +48,9 @@ def test_the_last_layer_is_computed_where_anybody_wants_logits_and_sizes_are_the
     common = Round((Part(64, 1), Part(2, 2)))
     assert common.are_any_picked
     assert (common.num_rows(is_last=False), common.num_rows(is_last=True)) == (64, 2)
+
+
+def test_a_round_is_plain_if_nobody_has_another_step() -> None:
+    plain = Part(3, 3, is_plain=True)
+    assert Round((plain, NOTHING)).are_plain
+    assert not Round((plain, Part(3, 3))).are_plain

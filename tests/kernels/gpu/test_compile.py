@@ -76,13 +76,31 @@ def test_prompts_come_page_by_page_and_two_products_are_on_their_way_at_once(cod
     assert re.search(r"setmaxnreg\.inc\.sync\.aligned\.u32\s+240", ptx)
 
 
+def test_latents_on_hopper_come_page_by_page_to_three_groups_of_warps_that_multiply(code: Code) -> None:
+    pages = {
+        "decode on Hopper": 1,
+        "decode on Hopper, small pages": 4,
+        "decode on Hopper, FP8": 1,
+        "extend on Hopper": 1,
+    }
+    for kernel, count in pages.items():
+        ptx = code[f"latent {kernel}"]["ptx"]
+        assert ptx.count("cp.async.bulk.tensor.2d") == 9 * count  # boxes of 64 dimensions
+        kinds = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)", ptx)
+        assert {kind: kinds.count(kind) for kind in kinds} == {"m64n64": 2 * 576 // 16, "m64n128": 2 * 2 * 64 // 16}
+        assert len(re.findall(r"setmaxnreg\.inc\.sync\.aligned\.u32\s+184", ptx)) == 2
+
+
 @pytest.mark.parametrize("kernel", ["mover, large pages", "mover, small pages"])
 def test_the_last_thing_a_mover_does_is_to_release_its_stores_to_the_system(code: Code, kernel: str) -> None:
     ends = re.findall(r"st\.global|bar\.sync|atom\.global\.\w+\.\w+\.add", code[kernel]["ptx"])
     assert ends[-2:] == ["bar.sync", "atom.global.sys.release.add"]
 
 
-@pytest.mark.parametrize("kernel", ["one-shot sum", "one-shot sum and norm", "one-shot sum of eight"])
+@pytest.mark.parametrize(
+    "kernel",
+    ["one-shot sum", "one-shot sum and norm", "one-shot sum of eight", "combine", "combine, in segments"],
+)
 def test_a_rank_releases_its_stores_to_the_system_and_reads_what_it_acquired(code: Code, kernel: str) -> None:
     own = r"st\.global\.v4|bar\.sync|atom\.global\.sys\.release\.exch|(?:ld|atom)\.global\.sys\.acquire"
     events = re.findall(own, code[kernel]["ptx"])

@@ -9,10 +9,43 @@ from torch import Tensor
 
 from diptych.engine.values.expert_placement import ExpertPlacement
 from diptych.engine.values.rounds import Round
+from diptych.kernels.expert_places import ExpertTable, Received
+
+
+class PeerExchange(Protocol):
+    """Tokens to experts and back through the memory of peers. No host waits for anything, and a graph can record it."""
+
+    @property
+    def most_rows(self) -> int:
+        """A rank exchanges at most so many in a step."""
+        ...
+
+    def dispatch(
+        self,
+        x: Tensor,
+        chosen: Tensor,
+        shares: Tensor,
+        table: ExpertTable,
+        num_tokens: Tensor,
+        bound: int,
+        before: int = 0,
+    ) -> Received:
+        """Send rows to the ranks of their experts; return what came here. See `ExpertExchange`."""
+        ...
+
+    def combine(self, results: Tensor, received: Received, out: Tensor) -> None:
+        """Send results back; write the sum of each row's, in the order of ranks."""
+        ...
 
 
 class ExpertRanks(Protocol):
     """Collectives over all ranks of all schedulers that share experts. Every rank makes the same calls in one order."""
+
+    round: Round | None
+    """The sizes of the running step; None: all ranks run the same one, as before they serve."""
+
+    padded_rows: int | None
+    """For how many rows of a scheduler tokens are exchanged in all layers but the last; None: as many as one has."""
 
     @property
     def rank(self) -> int: ...
@@ -20,17 +53,35 @@ class ExpertRanks(Protocol):
     @property
     def size(self) -> int: ...
 
-    @property
-    def round(self) -> Round | None:
-        """The sizes of the running step; None: all ranks run the same one, as before they serve."""
-        ...
-
     def placement(self, layer: int, num_experts: int) -> ExpertPlacement:
         """Return which experts of a layer each rank has."""
         ...
 
     def own(self, layer: int, num_experts: int) -> Sequence[int]:
         """Return which ones this rank has, in the order of their places."""
+        ...
+
+    def room(self, num_experts: int) -> int:
+        """Return how many of so many experts, and copies, a rank has at most."""
+        ...
+
+    def peers(self, width: int, experts_per_token: int, room: int) -> PeerExchange | None:
+        """Return what exchanges such tokens through peers' memory; None on all ranks where one can't, or shall not.
+
+        `room`: see there.
+        """
+        ...
+
+    def num_tokens(self, *, is_last: bool) -> Tensor:
+        """Return how many tokens this scheduler has in a layer of the running step: int32 `[1]` where it is computed.
+
+        It is the same tensor in every step. Before the first round it is more than any step has.
+        """
+        ...
+
+    @property
+    def most_recorded(self) -> int:
+        """How many rows a step may have whose exchanges are recorded; 0: none can be."""
         ...
 
     def count(self, layer: int, chosen: Tensor) -> None:

@@ -111,6 +111,11 @@ class EngineOptions:
     rebalance_experts: int = option(
         0, help="steps after which --dp-attention deals experts out anew, by their work; 0: never", group="engine"
     )
+    peer_exchange: bool = option(
+        False,
+        help="GPUs of --dp-attention send tokens through each other's memory, and record steps; not yet tried on two",
+        group="engine",
+    )
     num_threads: int = option(1, help="CPU threads for the model, of each process", group="engine")
     kv_cache_mib: int = option(
         0, help="memory for KV pages, MiB, of each process; 0: 512 on CPUs, what is free on GPUs", group="engine"
@@ -216,6 +221,8 @@ class EngineOptions:
     def _check_dp_attention(self) -> None:
         """Raises `ConfigError` for what schedulers that step at once can't do."""
         if not self.dp_attention:
+            if self.peer_exchange:
+                raise ConfigError("--peer-exchange is for --dp-attention: give that, too")
             if self.redundant_experts or self.rebalance_experts:
                 raise ConfigError("--redundant-experts and --rebalance-experts are for --dp-attention: give that, too")
             return
@@ -303,7 +310,8 @@ class EngineOptions:
         dtype: Dtype = DTYPE_ON[device] if self.dtype == "auto" else self.dtype
         kv_cache_mib = self.kv_cache_mib or KV_CACHE_MIB_ON[device]
         there = replace(self, device=device, dtype=dtype, kv_cache_mib=kv_cache_mib)
-        if self.dp_attention or self.pp > 1:  # what goes to experts has other sizes each time; stages send in between
+        has_graphs = self.peer_exchange and not self.rebalance_experts  # for which layers are made anew
+        if (self.dp_attention and not has_graphs) or self.pp > 1:  # sizes differ each time; stages send in between
             there = replace(there, cuda_graphs="off")
         there._check_draft_model()
         there._check_dp_attention()

@@ -24,7 +24,7 @@ from diptych.engine.options.served_model import as_served
 from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.memory import buffer_pages
-from diptych.engine.runner.kv_pool import kv_bytes, new_kv, shared_kv
+from diptych.engine.runner.kv_pool import DTYPES, kv_bytes, new_kv, shared_kv
 from diptych.engine.runner.model_loader import MIB, ModelLoader
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
@@ -83,7 +83,9 @@ class TorchHardware:
     def share_experts(self, place: SharedExperts, rank: int) -> None:
         options = self.options
         counts, redundant = bool(options.rebalance_experts), options.redundant_experts
-        self.experts = ExpertGroup(place, rank, options.tp, self._device, redundant, counts=counts)
+        dtype = DTYPES[options.dtype]
+        kept = {"counts": counts, "opens_memory": options.peer_exchange}
+        self.experts = ExpertGroup(place, rank, options.tp, self._device, dtype, redundant, **kept)
         if self._communicator is None:
             self._communicator = LoneCommunicator(self.experts)
         else:
@@ -93,7 +95,7 @@ class TorchHardware:
         assert self.experts is not None, "rounds are of schedulers that share experts"
         if self._rebalancing is not None:
             self._rebalancing.before_round()
-        self.experts.round = common
+        self.experts.begin(common)
 
     def ranks(self, lead: Lead) -> RankGroup:
         if self.options.num_ranks == 1:

@@ -12,7 +12,14 @@ import numpy as np
 
 from diptych.engine.schedule.pace.prefill_meter import PrefillMeter
 from diptych.engine.scheduler.stepping import Stepping
-from diptych.engine.values.batch import ForwardBatch, OverlapRunner, SamplingBatch, StepResult, WaitForResult
+from diptych.engine.values.batch import (
+    ForwardBatch,
+    ForwardMode,
+    OverlapRunner,
+    SamplingBatch,
+    StepResult,
+    WaitForResult,
+)
 from diptych.engine.values.rounds import NOTHING, Part, Round
 
 
@@ -67,8 +74,12 @@ class LockstepRunner:
 
 def part_of(batch: ForwardBatch) -> Part:
     """Return how large a batch is in the layers."""
-    num_prompt_rows = 0 if batch.prompt_rows is None else len(batch.prompt_rows.token_rows)
-    return Part(len(batch.input_ids), int(np.sum(batch.num_sampled)) + num_prompt_rows)
+    num_tokens, num_prompt_rows = len(batch.input_ids), 0
+    if batch.prompt_rows is not None:
+        num_prompt_rows = len(batch.prompt_rows.token_rows)
+    num_picked = int(np.sum(batch.num_sampled)) + num_prompt_rows
+    is_plain = batch.mode is ForwardMode.DECODE and batch.prompt_rows is None and num_picked == num_tokens
+    return Part(num_tokens, num_picked, is_plain)
 
 
 class LockstepStepping:

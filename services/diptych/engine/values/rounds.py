@@ -18,9 +18,10 @@ class Part:
 
     num_tokens: int  # new ones, of all layers but the last
     num_picked: int  # those whose logits are wanted: behind its attention the last layer computes no others
+    is_plain: bool = False  # a decode step whose tokens are all picked, or none
 
 
-NOTHING: Final = Part(0, 0)
+NOTHING: Final = Part(0, 0, is_plain=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class Round:
     def are_any_picked(self) -> bool:
         """Whether the last layer is computed anywhere: else it is nowhere."""
         return any(part.num_picked for part in self.parts)
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether all have such steps: then each may be computed as one of as many rows as the largest has."""
+        return all(part.is_plain for part in self.parts)
 
     def num_rows(self, *, is_last: bool) -> int:
         """Return the most rows that a scheduler has in a layer."""

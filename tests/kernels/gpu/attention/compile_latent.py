@@ -8,6 +8,11 @@ import torch
 from ahead_of_time import Kernel
 
 from diptych.kernels.gpu.attention.decode_attention import FP8
+from diptych.kernels.gpu.attention.hopper_latent import BOX, LAYOUT, NARROW_LAYOUT, constants
+from diptych.kernels.gpu.attention.hopper_latent_kernel import (
+    hopper_latent_decode_kernel,
+    hopper_latent_extend_kernel,
+)
 from diptych.kernels.gpu.attention.latent_attention import LatentShape
 from diptych.kernels.gpu.attention.latent_attention_kernels import (
     latent_decode_kernel,
@@ -38,17 +43,39 @@ def attend(name: str, kv_dtype: torch.dtype, kv_pointer: str, *, decode: bool) -
     )
 
 
+def on_hopper(name: str, kv_dtype: torch.dtype, kv_name: str, page_size: int, *, decode: bool) -> Kernel:
+    layout = NARROW_LAYOUT if kv_dtype == FP8 else LAYOUT
+    pointers = {"q": "*bf16", "kv": f"tensordesc<{kv_name}[{page_size},{BOX}],{layout!r}>"}
+    pointers |= {"page_table": "*i32", "seq_lens": "*i32", "out": "*bf16"}
+    more = PARTS | {"num_workers": "i32"} if decode else {"extend_starts": "*i32"}
+    own = {"HEAD_TILES": 2, "BATCH": 256} if decode else {}
+    return Kernel(
+        name,
+        hopper_latent_decode_kernel if decode else hopper_latent_extend_kernel,
+        {**pointers, **more, **dict.fromkeys(NUMBERS[:4], "i32"), **FLOATS},
+        {"HEADS": 128, **own, **constants(torch.bfloat16, kv_dtype, page_size, 4 * page_size)},
+        ANY_NUMBER,
+        loads=frozenset() if kv_dtype == FP8 else frozenset({"async 16"}),  # of queries
+        # parts, results, and a maximum or a sum of a row
+        stores=frozenset({"v4.b32", "v2.b32", "b32"} if decode else {"v2.b32"}),
+    )
+
+
 def kernels() -> Iterator[Kernel]:
     yield attend("latent decode, bfloat16", torch.bfloat16, "*bf16", decode=True)
     yield attend("latent decode, FP8", FP8, "*i16", decode=True)
     yield attend("latent extend, bfloat16", torch.bfloat16, "*bf16", decode=False)
     yield attend("latent extend, FP8", FP8, "*i16", decode=False)
+    yield on_hopper("latent decode on Hopper", torch.bfloat16, "bf16", 64, decode=True)
+    yield on_hopper("latent decode on Hopper, small pages", torch.bfloat16, "bf16", 16, decode=True)
+    yield on_hopper("latent decode on Hopper, FP8", FP8, "fp8e4nv", 64, decode=True)
+    yield on_hopper("latent extend on Hopper", torch.bfloat16, "bf16", 64, decode=False)
     yield Kernel(
         "latent merge",
         latent_merge_kernel,
         {**PARTS, "seq_lens": "*i32", "out": "*bf16", "batch_size": "i32", "out_stride": "i32", "num_workers": "i32"}
         | {"value_scale": "fp32"},
-        {"NUM_HEADS": 128, "DIM": 512, "DIM_BLOCK": 512, "BLOCK": 64, "BATCH": 256},
+        {"NUM_HEADS": 128, "DIM": 512, "DIM_BLOCK": 512, "BLOCK": 64, "BATCH": 256, "TOGETHER": 2},
         ANY_NUMBER,
         loads=frozenset({"v4.b32"}),  # of the parts
     )

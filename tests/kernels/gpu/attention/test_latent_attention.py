@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Final
 
 import pytest
@@ -9,6 +9,7 @@ import torch
 from rounding import assert_rows_are_rounded
 from torch import Tensor
 
+from diptych.kernels.gpu.attention import hopper_latent
 from diptych.kernels.gpu.attention.decode_attention import FP8
 from diptych.kernels.gpu.attention.latent_attention import (
     LatentShape,
@@ -16,6 +17,7 @@ from diptych.kernels.gpu.attention.latent_attention import (
     latent_decode,
     latent_extend,
     latent_splits,
+    merge_launch,
     reference_latent_attention,
 )
 
@@ -131,11 +133,57 @@ def test_a_batch_is_cut_into_as_many_shares_as_run_at_once_but_not_into_more_tha
     assert latent_splits(shape, 1, 128, 132) == 2
 
 
+def test_few_requests_of_fp8_are_one_program_a_multiprocessor_and_never_need_more_room() -> None:
+    shape = LatentShape(16, 512, 64, 64, torch.bfloat16, FP8)
+    shares = [latent_splits(shape, batch, 163_840, 132) for batch in (1, 16, 17, 64)]
+    assert shares == [132, 132, 264, 264]
+    assert [shape.tile_of(batch).stages for batch in (16, 17)] == [5, 3]
+
+
+@pytest.mark.parametrize(
+    ("num_splits", "batch", "launch"),
+    [(66, 64, (512, 2, 1)), (66, 8, (512, 8, 4)), (66, 1, (128, 16, 1)), (132, 1, (128, 16, 1))],
+)
+def test_many_parts_of_few_requests_are_added_up_by_more_programs(
+    num_splits: int, batch: int, launch: tuple[int, int, int]
+) -> None:
+    shape = LatentShape(128, 512, 64, 64, torch.bfloat16, torch.bfloat16)
+    assert astuple(merge_launch(shape, batch, num_splits)) == launch
+    few = LatentShape(16, 512, 64, 64, torch.bfloat16, torch.bfloat16)
+    assert astuple(merge_launch(few, 1, 132)) == (128, 32, 4)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "new_lens", "on_hopper"),
+    [(16, None, False), (17, None, True), (80, None, True), (16, (5, 3), True), (80, (5, 3), True)],
+)
+def test_on_hopper_few_heads_alone_decode_as_anywhere(
+    num_heads: int,
+    new_lens: tuple[int, ...] | None,
+    on_hopper: bool,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case((20, 3), num_heads=num_heads, new_lens=new_lens, num_splits=1)
+    called: list[str] = []
+    monkeypatch.setattr(hopper_latent, "serves", lambda *_asked: True)
+    monkeypatch.setattr(hopper_latent, "decode", lambda *_step: called.append("decode"))
+    monkeypatch.setattr(hopper_latent, "extend", lambda *_step: called.append("extend"))
+    out = attend(case, Step(case, device))
+    assert called == ["extend" if new_lens else "decode"] * on_hopper
+    assert out.isnan().all() == on_hopper
+
+
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 LARGE: Final = {
-    "DeepSeek V3, a batch": Case((4096, 1, 1000, 2047, 65), num_splits=66),
-    "DeepSeek V3, one request": Case((30_001,), num_splits=66),
-    "DeepSeek V3, prompts": Case((1500, 300, 4096), new_lens=(1500, 40, 100)),
+    "DeepSeek V3, a batch": Case((4096, 1, 1000, 2047, 65), num_splits=66, num_heads=128, page_size=64),
+    "DeepSeek V3, one request": Case((30_001,), num_splits=66, num_heads=128, page_size=64),
+    "DeepSeek V3, small pages": Case((300, 64), num_splits=5, num_heads=128, page_size=16),
+    "DeepSeek V3, large pages": Case((300, 129), num_splits=3, num_heads=128, page_size=128),
+    "DeepSeek V3, prompts": Case((1500, 300, 4096), new_lens=(1500, 40, 100), num_heads=128, page_size=64),
+    "32 heads of a rank": Case((4096, 1, 1000, 2047, 65), num_heads=32, num_splits=132, page_size=64),
+    "16 heads of a rank": Case((4096, 1, 1000, 2047, 65), num_heads=16, num_splits=132, page_size=64),
+    "16 heads of a rank, prompts": Case((1500, 300, 4096), num_heads=16, new_lens=(1500, 40, 100), page_size=64),
 }
 
 
@@ -146,7 +194,7 @@ class TestOnGpus:
     pytestmark = on_gpu
 
     def test_large_shapes_are_what_the_reference_computes(self, name: str, kv_dtype: torch.dtype) -> None:
-        shape: Any = {"num_heads": 128, "rank": 512, "rope_dim": 64, "page_size": 64}
-        case = replace(LARGE[name], **shape, dtype=torch.bfloat16, kv_dtype=kv_dtype)
+        shape: Any = {"rank": 512, "rope_dim": 64, "dtype": torch.bfloat16, "kv_dtype": kv_dtype}
+        case = replace(LARGE[name], **shape)
         step = Step(case, torch.device("cuda"))
         assert_right(case, step, attend(case, step))

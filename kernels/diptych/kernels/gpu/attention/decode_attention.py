@@ -203,7 +203,7 @@ def constants(
         "HALF_BLOCK": _half_block(head_dim),
         "PAGE_SIZE": kv_shape[2],
         "BLOCK": launch.block,
-        "BATCH": FEW_REQUESTS if batch <= FEW_REQUESTS else max(BATCH_BLOCK, power_of_two(batch)),
+        "BATCH": batch_block(batch),
         "PAIRED": kv_dtype == FP8,
         "CAPPED": capped,
         "DTYPE": product_dtype(dtype, kv_dtype),
@@ -227,6 +227,11 @@ def _rows(group: int) -> int:
 
 def _half_block(head_dim: int) -> int:
     return max(MIN_HALF, power_of_two(head_dim // 2))
+
+
+def batch_block(batch: int) -> int:
+    """How many requests a kernel is compiled for that reads the lengths of all at once."""
+    return FEW_REQUESTS if batch <= FEW_REQUESTS else max(BATCH_BLOCK, power_of_two(batch))
 
 
 def product_dtype(q: torch.dtype, kv: torch.dtype) -> tl.dtype:

@@ -14,13 +14,14 @@ import torch
 import triton
 from torch import Tensor
 
+from diptych.kernels.gpu.attention import hopper_latent
 from diptych.kernels.gpu.attention.decode_attention import (
-    BATCH_BLOCK,
     FEW_REQUESTS,
     FP8,
     LOG2_E,
     MIN_HALF,
     MIN_HEADS,
+    batch_block,
     product_dtype,
 )
 from diptych.kernels.gpu.attention.latent_attention_kernels import (
@@ -29,6 +30,8 @@ from diptych.kernels.gpu.attention.latent_attention_kernels import (
     latent_merge_kernel,
 )
 from diptych.kernels.gpu.grid import cdiv, power_of_two
+
+Parts = tuple[Tensor, Tensor, Tensor]  # values, maxima and sums that shares leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,11 @@ class LatentShape:
             return Tile(64, 8, 3 if self.kv_dtype == FP8 else 2)
         return Tile(64, 4, 3, programs_per_sm=2 if self.kv_dtype == FP8 else 1)
 
+    def tile_of(self, batch: int) -> Tile:
+        """Return the tile of a step of so many requests: few of them wait for latencies, which more stages hide."""
+        tile = self.decode_tile
+        return tile if batch > FEW_REQUESTS or tile.programs_per_sm == 1 else Tile(tile.block, tile.num_warps, 5)
+
     @property
     def extend_tile(self) -> Tile:
         return Tile(16, 4, 3) if self.max_rows == MIN_HEADS else Tile(32, 8, 3)
@@ -99,7 +107,7 @@ class LatentShape:
 
     def decode_constants(self, batch: int) -> dict[str, Any]:
         tiles = {"HEAD_TILES": self.head_tiles, "GROUP": self.num_heads // self.head_tiles, "ROWS": self.decode_rows}
-        return {**tiles, **self._constants(self.decode_tile), "BATCH": _batch_block(batch)}
+        return {**tiles, **self._constants(self.decode_tile), "BATCH": batch_block(batch)}
 
     def extend_constants(self) -> dict[str, Any]:
         return {"NUM_HEADS": self.num_heads, "ROWS": self.max_rows, **self._constants(self.extend_tile)}
@@ -123,9 +131,28 @@ class LatentWorkspace:
 
 def latent_splits(shape: LatentShape, batch: int, max_seq_len: int, num_sms: int) -> int:
     """Return into how many shares the tokens of a batch are cut for each tile of heads: as many as run at once."""
-    tile = shape.decode_tile
+    tile = shape.tile_of(batch)
     at_once = max(1, num_sms * tile.programs_per_sm // shape.head_tiles)
     return max(1, min(at_once, batch * cdiv(max_seq_len, tile.block)))
+
+
+@dataclass(frozen=True, slots=True)
+class MergeLaunch:
+    """What a program that adds up parts has."""
+
+    dims: int
+    parts: int  # that are read at once
+    num_warps: int
+
+
+def merge_launch(shape: LatentShape, batch: int, num_splits: int) -> MergeLaunch:
+    """Few heads of many parts are shared out by dimensions; many heads are programs enough. By an H200's times."""
+    rank, parts = power_of_two(shape.rank), num_splits // max(1, batch) + 2  # of requests of equal lengths
+    if parts <= 4:
+        return MergeLaunch(rank, 2, 1)
+    if parts <= 12:
+        return MergeLaunch(rank, 8, 4)
+    return MergeLaunch(min(128, rank), 16, 1) if batch * shape.num_heads >= 64 else MergeLaunch(min(128, rank), 32, 4)
 
 
 def latent_decode(
@@ -149,46 +176,87 @@ def latent_decode(
     once compiled, and may be captured: a replay reads the `seq_lens` of its own time.
     """
     _check(q, kv_layer, page_table, seq_lens, out, shape)
-    batch, kv = len(q), _entries(kv_layer)
     assert len(workspace.maxima) >= 2 * num_splits, (workspace.maxima.shape, num_splits)
     parts = workspace.values, workspace.maxima, workspace.sums
-    constants = shape.decode_constants(batch)
+    attend = hopper_latent.decode if _pays_on_hopper(shape, kv_layer) else decode_anywhere
+    scales = scale * kv_scale * LOG2_E, kv_scale
     with torch.cuda.device_of(q):
-        latent_decode_kernel[(num_splits * shape.head_tiles,)](
-            q,
-            kv,
-            page_table,
-            seq_lens,
-            out,
-            *parts,
-            batch,
-            q.stride(0),
-            out.stride(0),
-            page_table.stride(0),
-            kv.stride(0),
-            kv.stride(2),
-            num_splits,
-            scale * kv_scale * LOG2_E,
-            kv_scale,
-            **constants,
-            COMPILED=not triton.knobs.runtime.interpret,
-            num_warps=shape.decode_tile.num_warps,
-        )
-        latent_merge_kernel[(batch, shape.num_heads)](
-            *parts,
-            seq_lens,
-            out,
-            batch,
-            out.stride(0),
-            num_splits,
-            kv_scale,
-            NUM_HEADS=shape.num_heads,
-            DIM=shape.rank,
-            DIM_BLOCK=power_of_two(shape.rank),
-            BLOCK=shape.decode_tile.block,
-            BATCH=_batch_block(batch),
-            num_warps=4,
-        )
+        attend(q, kv_layer, page_table, seq_lens, out, parts, shape, *scales, num_splits)
+        merge_parts(parts, seq_lens, out, shape, kv_scale, num_splits, merge_launch(shape, len(q), num_splits))
+
+
+def _pays_on_hopper(shape: LatentShape, kv_layer: Tensor) -> bool:
+    """Up to 16 heads wait for memory, and tiles of 16 rows are the faster ones; see bench/results/gpu.md."""
+    return shape.decode_rows > MIN_HEADS and _serves(shape, kv_layer)
+
+
+def _serves(shape: LatentShape, kv_layer: Tensor) -> bool:
+    return hopper_latent.serves((shape.rank, shape.rope_dim), shape.dtype, kv_layer)
+
+
+def decode_anywhere(
+    q: Tensor,
+    kv_layer: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    parts: Parts,
+    shape: LatentShape,
+    score_scale: float,
+    value_scale: float,
+    num_splits: int,
+) -> None:
+    """Leave what shares have of requests in `parts`, or in `out` where a share has all of one."""
+    kv = _entries(kv_layer)
+    latent_decode_kernel[(num_splits * shape.head_tiles,)](
+        q,
+        kv,
+        page_table,
+        seq_lens,
+        out,
+        *parts,
+        len(q),
+        q.stride(0),
+        out.stride(0),
+        page_table.stride(0),
+        kv.stride(0),
+        kv.stride(2),
+        num_splits,
+        score_scale,
+        value_scale,
+        **{**shape.decode_constants(len(q)), "STAGES": shape.tile_of(len(q)).stages},
+        COMPILED=not triton.knobs.runtime.interpret,
+        num_warps=shape.decode_tile.num_warps,
+    )
+
+
+def merge_parts(
+    parts: Parts,
+    seq_lens: Tensor,
+    out: Tensor,
+    shape: LatentShape,
+    value_scale: float,
+    num_splits: int,
+    launch: MergeLaunch,
+) -> None:
+    """Add up what shares left of requests, into `out`."""
+    batch = len(seq_lens)
+    latent_merge_kernel[(batch, shape.num_heads, cdiv(shape.rank, launch.dims))](
+        *parts,
+        seq_lens,
+        out,
+        batch,
+        out.stride(0),
+        num_splits,
+        value_scale,
+        NUM_HEADS=shape.num_heads,
+        DIM=shape.rank,
+        DIM_BLOCK=launch.dims,
+        BLOCK=shape.decode_tile.block,
+        BATCH=batch_block(batch),
+        TOGETHER=launch.parts,
+        num_warps=launch.num_warps,
+    )
 
 
 def latent_extend(
@@ -209,27 +277,44 @@ def latent_extend(
     last of them are padding, and left alone.
     """
     _check(q, kv_layer, page_table, seq_lens, out, shape)
-    batch, kv, constants = len(seq_lens), _entries(kv_layer), shape.extend_constants()
+    attend = hopper_latent.extend if _serves(shape, kv_layer) else extend_anywhere
+    tables = page_table, seq_lens, extend_starts
     with torch.cuda.device_of(q):
-        latent_extend_kernel[(len(q) * shape.num_heads // constants["ROWS"] + batch,)](
-            q,
-            kv,
-            page_table,
-            seq_lens,
-            extend_starts,
-            out,
-            batch,
-            q.stride(0),
-            out.stride(0),
-            page_table.stride(0),
-            kv.stride(0),
-            kv.stride(2),
-            scale * kv_scale * LOG2_E,
-            kv_scale,
-            **constants,
-            COMPILED=not triton.knobs.runtime.interpret,
-            num_warps=shape.extend_tile.num_warps,
-        )
+        attend(q, kv_layer, *tables, out, shape, scale * kv_scale * LOG2_E, kv_scale)
+
+
+def extend_anywhere(
+    q: Tensor,
+    kv_layer: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    extend_starts: Tensor,
+    out: Tensor,
+    shape: LatentShape,
+    score_scale: float,
+    value_scale: float,
+) -> None:
+    """Do what `latent_extend` does."""
+    batch, kv, constants = len(seq_lens), _entries(kv_layer), shape.extend_constants()
+    latent_extend_kernel[(len(q) * shape.num_heads // constants["ROWS"] + batch,)](
+        q,
+        kv,
+        page_table,
+        seq_lens,
+        extend_starts,
+        out,
+        batch,
+        q.stride(0),
+        out.stride(0),
+        page_table.stride(0),
+        kv.stride(0),
+        kv.stride(2),
+        score_scale,
+        value_scale,
+        **constants,
+        COMPILED=not triton.knobs.runtime.interpret,
+        num_warps=shape.extend_tile.num_warps,
+    )
 
 
 def reference_latent_attention(
@@ -258,10 +343,6 @@ def reference_latent_attention(
 
 def _entries(kv_layer: Tensor) -> Tensor:
     return kv_layer.view(torch.int16) if kv_layer.dtype == FP8 else kv_layer
-
-
-def _batch_block(batch: int) -> int:
-    return FEW_REQUESTS if batch <= FEW_REQUESTS else max(BATCH_BLOCK, power_of_two(batch))
 
 
 def _check(q: Tensor, kv_layer: Tensor, page_table: Tensor, seq_lens: Tensor, out: Tensor, shape: LatentShape) -> None:

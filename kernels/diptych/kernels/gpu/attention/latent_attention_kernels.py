@@ -106,13 +106,14 @@ def latent_merge_kernel(
     value_scale,
     NUM_HEADS: tl.constexpr,
     DIM: tl.constexpr,  # of values
-    DIM_BLOCK: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,  # of a program
     BLOCK: tl.constexpr,
     BATCH: tl.constexpr,
+    TOGETHER: tl.constexpr,  # parts that are read at once
 ):
-    """Add up the parts of one head of a request, in the order of shares: equal inputs give equal bits."""
+    """Add up the parts of one head of a request, in an order that shares alone decide: equal inputs give equal bits."""
     request, head = tl.program_id(0), tl.program_id(1)
-    requests, dim = tl.arange(0, BATCH), tl.arange(0, DIM_BLOCK)
+    requests, dim = tl.arange(0, BATCH), tl.program_id(2) * DIM_BLOCK + tl.arange(0, DIM_BLOCK)
     ends = ends_of_requests(seq_lens, requests, batch_size, BLOCK)
     share = tl.cdiv(tl.max(ends), num_workers)
     request_end = tl.sum(tl.where(requests == request, ends, 0))
@@ -122,9 +123,19 @@ def latent_merge_kernel(
         return
     maximum, sum_ = tl.full((), float("-inf"), tl.float32), tl.zeros((), tl.float32)
     values = tl.zeros((DIM_BLOCK,), tl.float32)
-    for worker in tl.range(first_worker, last_worker + 1):
+    for first in tl.range(first_worker, last_worker + 1, TOGETHER):
+        worker = first + tl.arange(0, TOGETHER)
+        is_part = worker <= last_worker
         place = (worker * 2 + (worker == first_worker).to(tl.int32)) * NUM_HEADS + head
-        maximum, sum_, values = add_part(part_values, part_maxima, part_sums, place, maximum, sum_, values, dim, DIM)
+        maxima = tl.load(part_maxima + place, mask=is_part, other=float("-inf"))
+        sums = tl.load(part_sums + place, mask=is_part, other=0.0)
+        rows = part_values + place.to(tl.int64)[:, None] * DIM + dim[None, :]
+        parts = tl.load(rows, mask=is_part[:, None] & (dim < DIM)[None, :], other=0.0)
+        new_maximum = tl.maximum(maximum, tl.max(maxima))
+        shrink, grow = tl.exp2(maximum - new_maximum), tl.exp2(maxima - new_maximum)
+        sum_ = sum_ * shrink + tl.sum(sums * grow)
+        values = values * shrink + tl.sum(parts * grow[:, None], 0)
+        maximum = new_maximum
     target = out + request.to(tl.int64) * out_stride + head * DIM + dim
     tl.store(target, (values * (value_scale / sum_)).to(out.dtype.element_ty), mask=dim < DIM)
 

@@ -1,10 +1,10 @@
 """Attention on a GPU of tokens that each chose the latents that they attend to: of decode steps and of prompts alike.
 
 A row is a new token; what it attends to is a list of slots of the pool, in the order of positions. Its heads are a
-tile, or two, that walks the list as `latent_attention.py` walks a request: by the same arithmetic, so that a row whose
-list is all that it sees has the bits of a request that is in one share there. A row's list may be cut into equal parts,
-each of which is a program; what they have is added up in their order. Rule: into how many follows from the number of
-rows alone, and a row's bits from that and from what it attends to.
+tile, or two, that walks the list as the portable kernel of `latent_attention.py` walks a request: by the same
+arithmetic, so that a row whose list is all that it sees has the bits of a request that is in one share there. A row's
+list may be cut into equal parts, each of which is a program; what they have is added up in their order. Rule: into how
+many follows from the number of rows alone, and a row's bits from that and from what it attends to.
 """
 
 from __future__ import annotations

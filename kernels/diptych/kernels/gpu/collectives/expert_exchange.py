@@ -3,7 +3,8 @@
 For ranks that have tokens of their own and whole experts. A token goes once to each rank that has some of its experts,
 whatever their number, to a place that nobody else writes: so nothing is counted, and nobody is asked for room. (DeepEP
 does so for few tokens.) All ranks have room for as many tokens in a step, `bound`, and make the same calls in turn,
-`dispatch` and `combine`, on one stream each.
+`dispatch` and `combine`, on one stream each. How many tokens there are is read on the GPU: so a graph of one `bound`
+serves any number up to it, none included.
 
 Inboxes need no second set. Who dispatches again has combined, for which it needed everybody's results, so all have
 computed what was dispatched; and who combines again has everybody's next tokens, so all have read what was combined.
@@ -20,12 +21,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diptych.kernels.gpu.collectives.meeting import MAX_POLLS, flags_nbytes, give_up, meet
+from diptych.kernels.expert_places import ExpertTable, Received
+from diptych.kernels.gpu.collectives.meeting import MAX_POLLS, flags_nbytes, give_up, meet, tell, wait_for
 from diptych.kernels.gpu.grid import power_of_two
 
-PROGRAMS: Final = 128  # on all ranks, whatever the tokens: each meets those of its number
+MOST_PROGRAMS: Final = 256  # that have flags
 VECTOR_NBYTES: Final = 16  # what one thread stores at once
-NUM_WARPS: Final = 8
+ANY_NUMBER: Final = 1 << 30  # of tokens: as many as there are rows
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a call is divided: the same on all ranks. Each program meets those of its number."""
+
+    programs: int  # at most
+    num_warps: int
+    rows: int = 1  # that `combine` takes at once
+    segment: int = 1 << 20  # such takes, after which `combine` tells, and adds up what came before
+
+
+DISPATCH: Final = Form(128, 8)
+COMBINE: Final = Form(256, 8, segment=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +49,7 @@ class ExchangeShape:
     """What is exchanged, and where in each rank's memory it comes to: flags, experts and shares, tokens, results."""
 
     num_ranks: int
-    num_experts: int  # rank r has those from r * num_experts // num_ranks on
+    room: int  # places for experts on each rank
     experts_per_token: int
     size: int  # numbers of a token, of which as many rows of 16 bytes are whole
     itemsize: int
@@ -42,7 +58,7 @@ class ExchangeShape:
     @property
     def flags_nbytes(self) -> int:
         """The bytes of both meetings."""
-        return 2 * flags_nbytes(self.num_ranks, PROGRAMS)
+        return 2 * flags_nbytes(self.num_ranks, MOST_PROGRAMS)
 
     @property
     def row_nbytes(self) -> int:
@@ -71,18 +87,6 @@ class ExchangeShape:
         return self.results_at + self.num_places * self.row_nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """Tokens of all ranks for the experts of this one, until the next `dispatch`: `num_ranks * bound` places.
-
-    In a place without a token `chosen` is nobody's everywhere, and `x` is what was there before.
-    """
-
-    x: Tensor  # [places, size]
-    chosen: Tensor  # int32 [places, experts_per_token]: of this rank's experts, from 0; as many as it has: nobody's
-    shares: Tensor  # float32, the same; 0 where nobody is chosen
-
-
 class ExpertExchange:
     """One rank's exchanges. `memory` and the peers' must outlive it and all graphs that have recorded its calls."""
 
@@ -93,37 +97,60 @@ class ExpertExchange:
         memory: Tensor,
         addresses: Sequence[int],
         *,
+        dispatch: Form = DISPATCH,
+        combine: Form = COMBINE,
         max_polls: int = MAX_POLLS,
         traps: bool = True,
     ) -> None:
         """`memory`: uint8 `[shape.memory_nbytes]`, this rank's; `addresses`: of all ranks', here. See `OneShotSum`."""
         assert shape.row_nbytes % VECTOR_NBYTES == 0, shape
         assert memory.shape == (shape.memory_nbytes,), (memory.shape, shape.memory_nbytes)
+        assert max(dispatch.programs, combine.programs) <= MOST_PROGRAMS, (dispatch, combine)
+        self.shape = shape
+        self.most_rows = shape.max_tokens
         self.late = torch.zeros(1, dtype=torch.int32, device=memory.device)  # programs that gave up
         self._rank = rank
-        self._shape = shape
         self._memory = memory
         self._addresses = torch.tensor(addresses, dtype=torch.int64, device=memory.device)
-        self._calls = torch.zeros(2, PROGRAMS, dtype=torch.int32, device=memory.device)
+        self._calls = torch.zeros(2, MOST_PROGRAMS, dtype=torch.int32, device=memory.device)
+        self._dispatch, self._combine = dispatch, combine
         self._max_polls = max_polls
         self._traps = traps
 
-    def dispatch(self, x: Tensor, chosen: Tensor, shares: Tensor, bound: int) -> Received:
-        """Send this rank's tokens `x`, `[num_tokens, size]`, to the ranks of their experts; return what came here.
+    def dispatch(
+        self,
+        x: Tensor,
+        chosen: Tensor,
+        shares: Tensor,
+        table: ExpertTable,
+        num_tokens: Tensor,
+        bound: int,
+        before: int = 0,
+    ) -> Received:
+        """Send this rank's tokens `x`, `[num_rows, size]`, to the ranks of their experts; return what came here.
 
-        `chosen`, int32, and `shares`, float32, are `[num_tokens, experts_per_token]`; `bound`, the same on all ranks,
-        is not below anybody's `num_tokens`.
+        `chosen`, int32 or int64, and `shares` are `[num_rows, experts_per_token]`. `num_tokens`, int32 `[1]`, is read
+        on the GPU: of so many tokens, `before` are none of these rows; rows behind them are nobody's. `bound`, the
+        same on all ranks, is neither 0 nor below anybody's number of tokens.
         """
-        shape = self._shape
-        self._check(x, chosen, bound)
-        assert (shares.shape, shares.dtype) == (chosen.shape, torch.float32), (shares.shape, shares.dtype)
+        shape, num_rows = self.shape, min(len(x), bound)
+        self._check(x, bound)
+        assert chosen.shape == shares.shape == (len(x), shape.experts_per_token), (chosen.shape, shares.shape)
+        assert chosen.is_contiguous(), chosen.stride()
+        assert shares.is_contiguous(), shares.stride()
         places = shape.num_ranks * bound
+        asked = torch.empty(len(x), dtype=torch.int32, device=x.device)
         with torch.cuda.device_of(x):
-            dispatch_kernel[(PROGRAMS,)](
+            dispatch_kernel[(min(self._dispatch.programs, bound),)](
                 x,
                 chosen,
                 shares,
-                len(x),
+                table.places,
+                table.num_copies,
+                asked,
+                num_tokens,
+                before,
+                num_rows,
                 bound,
                 self._addresses,
                 self._rank,
@@ -133,8 +160,9 @@ class ExpertExchange:
                 ROUTES=shape.routes_nbytes,
                 ROUTES_AT=shape.flags_nbytes,
                 TOKENS_AT=shape.tokens_at,
+                MOST=table.places.shape[1],
                 **self._constants(),
-                num_warps=NUM_WARPS,
+                num_warps=self._dispatch.num_warps,
             )
         routes = [
             self._part(shape.flags_nbytes + which * shape.routes_nbytes, places * shape.experts_per_token * 4)
@@ -144,68 +172,77 @@ class ExpertExchange:
             x=self._part(shape.tokens_at, places * shape.row_nbytes).view(x.dtype).view(places, shape.size),
             chosen=routes[0].view(torch.int32).view(places, shape.experts_per_token),
             shares=routes[1].view(torch.float32).view(places, shape.experts_per_token),
+            asked=asked,
         )
 
-    def combine(self, results: Tensor, received: Received, chosen: Tensor, out: Tensor) -> None:
-        """Send what this rank's experts made of each place, `results`, back; `out` is the sum for each token of `x`.
+    def combine(self, results: Tensor, received: Received, out: Tensor) -> None:
+        """Send what this rank's experts made of each place, `results`, back; `out` is the sum for each row of `x`.
 
-        Numbers are added up in float32, in the order of ranks. `chosen` is as in `dispatch`, `results` as `received.x`;
-        rows without a token are not read.
+        Numbers are added up in float32, in the order of ranks; of a row that is nobody's the sum is 0. `results` is as
+        `received.x`; rows without a token are not read.
         """
-        bound = len(results) // self._shape.num_ranks
-        self._check(out, chosen, bound)
+        bound = len(results) // self.shape.num_ranks
+        self._check(out, bound)
         assert results.shape == received.x.shape, (results.shape, received.x.shape)
         assert (results.dtype, results.is_contiguous()) == (out.dtype, True), results.dtype
+        assert len(received.asked) == len(out), (received.asked.shape, out.shape)
+        form = self._combine
         with torch.cuda.device_of(out):
-            combine_kernel[(PROGRAMS,)](
+            combine_kernel[(min(form.programs, bound),)](
                 results,
                 received.chosen,
-                chosen,
+                received.asked,
                 out,
-                len(out),
+                min(len(out), bound),
                 bound,
                 self._addresses,
                 self._rank,
                 self._calls[1],
                 self.late,
                 self._max_polls,
-                FLAGS_AT=self._shape.flags_nbytes // 2,
-                RESULTS_AT=self._shape.results_at,
+                FLAGS_AT=self.shape.flags_nbytes // 2,
+                RESULTS_AT=self.shape.results_at,
+                ROWS=form.rows,
+                SEGMENT=form.segment,
                 **self._constants(),
-                num_warps=NUM_WARPS,
+                num_warps=form.num_warps,
             )
 
-    def _check(self, x: Tensor, chosen: Tensor, bound: int) -> None:
-        shape = self._shape
-        assert len(x) <= bound <= shape.max_tokens, (len(x), bound, shape.max_tokens)
+    def _check(self, x: Tensor, bound: int) -> None:
+        shape = self.shape
+        assert 0 < bound <= shape.max_tokens, (bound, shape.max_tokens)
         assert x.shape[1:] == (shape.size,), (x.shape, shape)
         assert x.element_size() == shape.itemsize, (x.dtype, shape)
-        assert (chosen.shape, chosen.dtype) == ((len(x), shape.experts_per_token), torch.int32), chosen.dtype
-        assert all(each.is_contiguous() for each in (x, chosen))
+        assert x.is_contiguous(), x.stride()
 
     def _part(self, start: int, nbytes: int) -> Tensor:
         return self._memory[start : start + nbytes]
 
     def _constants(self) -> dict[str, int | bool]:
-        shape = self._shape
+        shape = self.shape
         return {
             "SIZE": shape.size,
             "COLUMNS": power_of_two(shape.size),
             "CHOICES": shape.experts_per_token,
             "ROUTE": power_of_two(shape.experts_per_token),
-            "EXPERTS": shape.num_experts,
+            "ROOM": shape.room,
             "RANKS": shape.num_ranks,
-            "NUM_PLACES": PROGRAMS,
+            "NUM_PLACES": MOST_PROGRAMS,
             "TRAPS": self._traps,
         }
 
 
-@triton.jit(do_not_specialize=["num_tokens", "bound", "rank", "max_polls"])
+@triton.jit(do_not_specialize=["before", "num_rows", "bound", "rank", "max_polls"])
 def dispatch_kernel(
     x,
     chosen,
     shares,
+    places,
+    num_copies,
+    asked,
     num_tokens,
+    before,
+    num_rows,
     bound,
     addresses,
     rank,
@@ -215,41 +252,46 @@ def dispatch_kernel(
     ROUTES: tl.constexpr,  # bytes between experts and shares
     ROUTES_AT: tl.constexpr,
     TOKENS_AT: tl.constexpr,
+    MOST: tl.constexpr,  # copies of an expert
     SIZE: tl.constexpr,
     COLUMNS: tl.constexpr,  # the power of 2 that is not below it
     CHOICES: tl.constexpr,
     ROUTE: tl.constexpr,  # the same of choices
-    EXPERTS: tl.constexpr,
+    ROOM: tl.constexpr,
     RANKS: tl.constexpr,
     NUM_PLACES: tl.constexpr,
     TRAPS: tl.constexpr,
 ):
     call = tl.load(calls + tl.program_id(0)) + 1
     column, choice = tl.arange(0, COLUMNS), tl.arange(0, ROUTE)
+    end = tl.minimum(num_rows, tl.load(num_tokens) - before)
     token = tl.program_id(0)
     while token < bound:
-        there = (choice < CHOICES) & (token < num_tokens)
-        experts = tl.load(chosen + token * CHOICES + choice, mask=there, other=-1)
-        weights = tl.load(shares + token * CHOICES + choice, mask=there, other=0.0)
-        inside = (column < SIZE) & (token < num_tokens)
-        row = tl.load(x + token.to(tl.int64) * SIZE + column, mask=inside, other=0.0)
+        there = (choice < CHOICES) & (token < end)
+        experts = tl.load(chosen + token * CHOICES + choice, mask=there, other=0)
+        weights = tl.load(shares + token * CHOICES + choice, mask=there, other=0.0).to(tl.float32)
+        turn = token % tl.load(num_copies + experts, mask=there, other=1)
+        found = tl.load(places + experts * MOST + turn, mask=there, other=-1)
+        row = tl.load(x + token.to(tl.int64) * SIZE + column, mask=(column < SIZE) & (token < end), other=0.0)
         place = (rank * bound + token).to(tl.int64)
+        ranks = 0
         for step in tl.static_range(RANKS):  # the first is this rank itself
             peer = (rank + step) % RANKS
             base = tl.load(addresses + peer)
-            first, end = peer * EXPERTS // RANKS, (peer + 1) * EXPERTS // RANKS
-            own = tl.where((experts >= first) & (experts < end), experts - first, end - first)
-            weight = tl.where(own < end - first, weights, 0.0)
+            own = tl.where((found >= peer * ROOM) & (found < (peer + 1) * ROOM), found - peer * ROOM, ROOM)
             routes = (base + ROUTES_AT + place * (CHOICES * 4)).to(tl.pointer_type(tl.int32))
             tl.store(routes + choice, own, mask=choice < CHOICES)
             tl.store(
                 (base + ROUTES_AT + ROUTES + place * (CHOICES * 4)).to(tl.pointer_type(tl.float32)) + choice,
-                weight,
+                tl.where(own < ROOM, weights, 0.0),
                 mask=choice < CHOICES,
             )
-            if tl.sum((own < end - first).to(tl.int32), axis=0) > 0:
+            if tl.sum((own < ROOM).to(tl.int32), axis=0) > 0:
+                ranks += 1 << peer
                 inbox = tl.multiple_of((base + TOKENS_AT).to(x.dtype), 16)
                 tl.store(inbox + place * SIZE + column, row, mask=column < SIZE)
+        if token < num_rows:
+            tl.store(asked + token, ranks)
         token += tl.num_programs(0)
     missing = meet(addresses, 0, rank, call, max_polls, RANKS, NUM_PLACES)
     if missing == 0:
@@ -258,13 +300,13 @@ def dispatch_kernel(
         give_up(late, missing, TRAPS)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "bound", "rank", "max_polls"])
+@triton.jit(do_not_specialize=["num_rows", "bound", "rank", "max_polls"])
 def combine_kernel(
     results,
     received,  # experts of the places here
-    chosen,  # of this rank's own tokens
+    asked,  # by this rank's own tokens
     out,
-    num_tokens,
+    num_rows,
     bound,
     addresses,
     rank,
@@ -273,50 +315,156 @@ def combine_kernel(
     max_polls,
     FLAGS_AT: tl.constexpr,
     RESULTS_AT: tl.constexpr,
+    ROWS: tl.constexpr,
+    SEGMENT: tl.constexpr,
     SIZE: tl.constexpr,
     COLUMNS: tl.constexpr,
     CHOICES: tl.constexpr,
     ROUTE: tl.constexpr,
-    EXPERTS: tl.constexpr,
+    ROOM: tl.constexpr,
     RANKS: tl.constexpr,
     NUM_PLACES: tl.constexpr,
     TRAPS: tl.constexpr,
 ):
-    call = tl.load(calls + tl.program_id(0)) + 1
-    column, choice = tl.arange(0, COLUMNS), tl.arange(0, ROUTE)
-    num_own = (rank + 1) * EXPERTS // RANKS - rank * EXPERTS // RANKS
-    token = tl.program_id(0)
-    while token < bound:
-        for step in tl.static_range(1, RANKS):
-            source = (rank + step) % RANKS
-            place = (source * bound + token).to(tl.int64)
-            experts = tl.load(received + place * CHOICES + choice, mask=choice < CHOICES, other=EXPERTS)
-            if tl.sum((experts < num_own).to(tl.int32), axis=0) > 0:
-                inbox = tl.multiple_of((tl.load(addresses + source) + RESULTS_AT).to(results.dtype), 16)
-                row = tl.load(results + place * SIZE + column, mask=column < SIZE)
-                back = (rank * bound + token).to(tl.int64) * SIZE
-                tl.store(inbox + back + column, row, mask=column < SIZE)
-        token += tl.num_programs(0)
-    missing = meet(addresses, FLAGS_AT, rank, call, max_polls, RANKS, NUM_PLACES)
+    """Segment by segment: what comes of one is added up while the next one's results are on their way."""
+    call = tl.load(calls + tl.program_id(0))
+    stride = tl.num_programs(0) * ROWS
+    start, begun, count, missing = tl.program_id(0) * ROWS, tl.program_id(0) * ROWS, 0, 0
+    while start < bound:
+        _send_back(
+            results,
+            received,
+            start,
+            bound,
+            addresses,
+            rank,
+            RESULTS_AT,
+            ROWS,
+            SIZE,
+            COLUMNS,
+            CHOICES,
+            ROUTE,
+            ROOM,
+            RANKS,
+        )
+        start += stride
+        count += 1
+        if count % SEGMENT == 0:
+            call += 1
+            tell(addresses, FLAGS_AT, rank, call, RANKS, NUM_PLACES)
+            if count > SEGMENT:
+                missing += wait_for(addresses, FLAGS_AT, rank, call - 1, max_polls, RANKS, NUM_PLACES)
+                if missing == 0:
+                    end = begun + SEGMENT * stride
+                    _add_up(
+                        results,
+                        asked,
+                        out,
+                        begun,
+                        tl.minimum(end, num_rows),
+                        stride,
+                        bound,
+                        addresses,
+                        rank,
+                        RESULTS_AT,
+                        ROWS,
+                        SIZE,
+                        COLUMNS,
+                        RANKS,
+                    )
+                    begun = end
+    if count % SEGMENT != 0:
+        call += 1
+        tell(addresses, FLAGS_AT, rank, call, RANKS, NUM_PLACES)
+    missing += wait_for(addresses, FLAGS_AT, rank, call, max_polls, RANKS, NUM_PLACES)
     if missing == 0:
-        inbox = tl.multiple_of((tl.load(addresses + rank) + RESULTS_AT).to(results.dtype), 16)
-        token = tl.program_id(0)
-        while token < num_tokens:
-            experts = tl.load(chosen + token * CHOICES + choice, mask=choice < CHOICES, other=-1)
-            total = tl.zeros((COLUMNS,), tl.float32)
-            for source in tl.static_range(RANKS):
-                first, end = source * EXPERTS // RANKS, (source + 1) * EXPERTS // RANKS
-                is_there = tl.sum(((experts >= first) & (experts < end)).to(tl.int32), axis=0) > 0
-                size = tl.where(is_there, SIZE, 0)
-                at = (source * bound + token).to(tl.int64) * SIZE
-                if source == rank:
-                    total += tl.load(results + at + column, mask=column < size, other=0.0).to(tl.float32)
-                else:
-                    came = tl.load(inbox + at + column, mask=column < size, other=0.0, cache_modifier=".cg")
-                    total += came.to(tl.float32)
-            row = out + token.to(tl.int64) * SIZE + column
-            tl.store(row, total.to(out.dtype.element_ty), mask=column < SIZE)
-            token += tl.num_programs(0)
+        _add_up(
+            results,
+            asked,
+            out,
+            begun,
+            num_rows,
+            stride,
+            bound,
+            addresses,
+            rank,
+            RESULTS_AT,
+            ROWS,
+            SIZE,
+            COLUMNS,
+            RANKS,
+        )
         tl.store(calls + tl.program_id(0), call)
     else:
         give_up(late, missing, TRAPS)
+
+
+@triton.jit
+def _send_back(
+    results,
+    received,
+    start,
+    bound,
+    addresses,
+    rank,
+    RESULTS_AT: tl.constexpr,
+    ROWS: tl.constexpr,
+    SIZE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHOICES: tl.constexpr,
+    ROUTE: tl.constexpr,
+    ROOM: tl.constexpr,
+    RANKS: tl.constexpr,
+):
+    """Store the results of the tokens from `start` on, of each other rank, to that rank."""
+    token, column, choice = start + tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, ROUTE)
+    inside = (token < bound)[:, None]
+    for step in tl.static_range(1, RANKS):
+        source = (rank + step) % RANKS
+        place = (source * bound + token).to(tl.int64)[:, None]
+        experts = tl.load(
+            received + place * CHOICES + choice[None, :], mask=inside & (choice < CHOICES)[None, :], other=ROOM
+        )
+        is_ours = (tl.sum((experts < ROOM).to(tl.int32), axis=1) > 0)[:, None] & (column < SIZE)[None, :]
+        row = tl.load(results + place * SIZE + column[None, :], mask=is_ours, other=0.0)
+        inbox = tl.multiple_of((tl.load(addresses + source) + RESULTS_AT).to(results.dtype), 16)
+        back = (rank * bound + token).to(tl.int64)[:, None] * SIZE
+        tl.store(inbox + back + column[None, :], row, mask=is_ours)
+
+
+@triton.jit
+def _add_up(
+    results,
+    asked,
+    out,
+    start,
+    end,
+    stride,
+    bound,
+    addresses,
+    rank,
+    RESULTS_AT: tl.constexpr,
+    ROWS: tl.constexpr,
+    SIZE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    RANKS: tl.constexpr,
+):
+    """Add up, in the order of ranks, what they made of this one's tokens: `ROWS` of each `stride` up to `end`."""
+    inbox = tl.multiple_of((tl.load(addresses + rank) + RESULTS_AT).to(results.dtype), 16)
+    column = tl.arange(0, COLUMNS)
+    inside = (column < SIZE)[None, :]
+    while start < end:
+        token = start + tl.arange(0, ROWS)
+        there = token < end
+        ranks = tl.load(asked + token, mask=there, other=0)
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for source in tl.static_range(RANKS):
+            at = (source * bound + token).to(tl.int64)[:, None] * SIZE + column[None, :]
+            is_there = ((ranks >> source) & 1 == 1)[:, None] & inside
+            if source == rank:
+                total += tl.load(results + at, mask=is_there, other=0.0).to(tl.float32)
+            else:
+                total += tl.load(inbox + at, mask=is_there, other=0.0, cache_modifier=".cg").to(tl.float32)
+        row = out + token.to(tl.int64)[:, None] * SIZE + column[None, :]
+        tl.store(row, total.to(out.dtype.element_ty), mask=there[:, None] & inside)
+        start += stride

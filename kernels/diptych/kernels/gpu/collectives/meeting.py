@@ -46,6 +46,36 @@ def meet(addresses, offset, rank, call, max_polls, RANKS: tl.constexpr, NUM_PLAC
 
 
 @triton.jit
+def tell(addresses, offset, rank, call, RANKS: tl.constexpr, NUM_PLACES: tl.constexpr):
+    """Tell the programs of this number on all other ranks that what was stored before `call` is there.
+
+    Numbers of calls ascend, and `wait_for` takes a later one for an earlier one, too: so who tells may be calls ahead.
+    """
+    place = tl.program_id(0) + rank * NUM_PLACES
+    tl.debug_barrier()  # the stores of all threads come before the release of the one that tells
+    for step in tl.static_range(1, RANKS):
+        there = tl.load(addresses + (rank + step) % RANKS) + offset
+        tl.atomic_xchg((there + place * 4).to(tl.pointer_type(tl.int32)), call, sem="release", scope="sys")
+
+
+@triton.jit
+def wait_for(addresses, offset, rank, call, max_polls, RANKS: tl.constexpr, NUM_PLACES: tl.constexpr):
+    """Wait until the programs of this number on all other ranks have told `call`; return how many did not."""
+    here = tl.load(addresses + rank) + offset
+    missing = 0
+    for step in tl.static_range(1, RANKS):
+        place = tl.program_id(0) + (rank + step) % RANKS * NUM_PLACES
+        flag = (here + place * 4).to(tl.pointer_type(tl.int32))
+        seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+        polls = 0
+        while (seen - call < 0) & (polls < max_polls):
+            seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+            polls += 1
+        missing += (seen - call < 0).to(tl.int32)
+    return missing
+
+
+@triton.jit
 def give_up(late, missing, TRAPS: tl.constexpr):
     """Count a program that waited in vain, or end the process."""
     tl.atomic_add(late, 1)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from diptych.architectures.config import ModelConfig, Moe, inner_size
 from diptych.engine.models.arithmetic.ops import Experts, Gated, Ops, activate_of
+from diptych.engine.models.expert_ranks import ExpertRanks
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.layer_communicator import SUMMANDS, Found, Layout
 from diptych.engine.models.layers.routing import logistic, route
-from diptych.engine.models.layers.spread_experts import Places, SpreadExperts
+from diptych.engine.models.layers.spread_experts import ByPeers, Places, SpreadExperts
 from diptych.engine.models.matrices.matrix import Matrix
 from diptych.engine.models.matrices.weights import Weights
 
@@ -102,7 +103,16 @@ def new_experts(
     if spread is None:
         return OwnExperts(experts, moe.own)
     places = Places.of(spread.placement(layer, moe.num_experts), spread.rank, weights.device)
-    return SpreadExperts(experts, places, spread, ops.ranks, layer, is_last=layer == config.num_layers - 1)
+    is_last = layer == config.num_layers - 1
+    by_peers = _by_peers(config, moe, places, spread)
+    return SpreadExperts(experts, places, spread, ops.ranks, layer, is_last=is_last, by_peers=by_peers)
+
+
+def _by_peers(config: ModelConfig, moe: Moe, places: Places, spread: ExpertRanks) -> ByPeers | None:
+    room = spread.room(moe.num_experts)
+    width = moe.latent_size or config.hidden_size
+    exchange = spread.peers(width, moe.experts_per_token, room)
+    return None if exchange is None else ByPeers(exchange, places.table(room))
 
 
 def serve_others(experts: Experts, moe: Moe, nothing: Tensor) -> None:

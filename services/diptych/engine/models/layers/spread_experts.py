@@ -1,6 +1,8 @@
 """Experts that are spread over ranks of which each has tokens of its own: tokens go to experts, and results back.
 
-A round has one of two forms, which all ranks know by its sizes alone:
+Between GPUs that can store to each other's memory, kernels do it (`PeerExchange`): nothing is counted by a host, and
+how many rows there are is read on the GPU. Where they can't, and between CPUs, a round has one of two forms, which all
+ranks know by its sizes alone:
 
 - *padded*, for few rows: every rank gives its rows to all, as many as the largest has, and gets back as many from each.
   Nothing is counted, so the host waits for nothing.
@@ -8,7 +10,7 @@ A round has one of two forms, which all ranks know by its sizes alone:
   many rows they send, for which the host waits.
 
 (DeepEP, github.com/deepseek-ai/DeepEP, has the same two under the names low-latency and normal.) What ranks return for
-a token is added up in the order of ranks in both, so its bits do not depend on the form.
+a token is added up in the order of ranks, so of these two its bits do not depend on the form; kernels round once.
 
 Of a scheduler with several ranks each has all of its tokens, and sends its part of them: the sum over them, which is
 there anyway, puts the results together.
@@ -23,9 +25,10 @@ import torch
 from torch import Tensor
 
 from diptych.engine.models.arithmetic.ops import Experts
-from diptych.engine.models.expert_ranks import ExpertRanks
+from diptych.engine.models.expert_ranks import ExpertRanks, PeerExchange
 from diptych.engine.models.ranks import Ranks
 from diptych.engine.values.expert_placement import ExpertPlacement
+from diptych.kernels.expert_places import ExpertTable
 
 PADDED_ROWS: Final = 256  # of a rank: above, what is sent in vain costs more than to count
 
@@ -48,10 +51,22 @@ class Places:
         ranks, places = padded.unbind(-1)
         return Places(ranks.contiguous(), places.contiguous(), num_copies, len(placement.of_ranks[rank]))
 
+    def table(self, room: int) -> ExpertTable:
+        """Return the same as kernels read it, with places for `room` experts on each rank."""
+        return ExpertTable((self.ranks * room + self.places).int(), self.num_copies.int())
+
     def find(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Return ranks and places of the experts `chosen`, `[num_rows, experts_per_token]`; rows take turns."""
         turn = torch.arange(len(chosen), device=chosen.device)[:, None] % self.num_copies[chosen]
         return self.ranks[chosen, turn], self.places[chosen, turn]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ByPeers:
+    """What tokens of a layer are exchanged by where GPUs open their memory to each other."""
+
+    exchange: PeerExchange
+    table: ExpertTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +79,44 @@ class SpreadExperts:
     sharing: Ranks  # those that have the same tokens
     layer: int
     is_last: bool  # in the last layer, which computes fewer tokens
+    by_peers: ByPeers | None = None
 
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
-        start, stop = (len(x) * (self.sharing.rank + i) // self.sharing.size for i in (0, 1))
-        out.zero_()
-        ours = slice(start, stop)
-        ranks, places = self.places.find(chosen[ours])
+        """A step on GPUs may have rows behind those of its round: they are nobody's, and get 0."""
+        most = self._most_rows(len(x))
+        first = self.sharing.rank * most
+        ours = slice(first, first + most)
         self.ranks.count(self.layer, chosen[ours])
+        if self.by_peers is not None and 0 < most <= self.by_peers.exchange.most_rows:
+            if self.sharing.size > 1 or len(out) > most:
+                out.zero_()
+            self._by_peers(self.by_peers, x[ours], chosen[ours], shares[ours], (most, first), out[ours])
+            return
+        out.zero_()
+        ranks, places = self.places.find(chosen[ours])
         own, result = Sent(x[ours], ranks, places, shares[ours]), out[ours]
-        num_padded = self._num_padded()
-        if num_padded is None:
-            self._counted(own, result)
+        if self.ranks.round is not None and most <= PADDED_ROWS:
+            self._padded(own, most, result)
         else:
-            self._padded(own, num_padded, result)
+            self._counted(own, result)
 
-    def _num_padded(self) -> int | None:
-        """Return how many rows each rank gives to all; None: rows are counted."""
-        if self.ranks.round is None:
-            return None
-        most = -(-self.ranks.round.num_rows(is_last=self.is_last) // self.sharing.size)
-        return most if most <= PADDED_ROWS else None
+    def _most_rows(self, num_rows: int) -> int:
+        """Return how many rows a rank sends at most: the same on all."""
+        common, padded = self.ranks.round, self.ranks.padded_rows
+        if common is not None:
+            num_rows = common.num_rows(is_last=self.is_last)
+            if padded is not None and not self.is_last:
+                num_rows = padded
+        return -(-num_rows // self.sharing.size)
+
+    def _by_peers(
+        self, peers: ByPeers, x: Tensor, chosen: Tensor, shares: Tensor, rows: tuple[int, int], out: Tensor
+    ) -> None:
+        num_tokens = self.ranks.num_tokens(is_last=self.is_last)
+        received = peers.exchange.dispatch(x, chosen, shares, peers.table, num_tokens, *rows)
+        results = torch.empty_like(received.x)
+        self.experts.forward(received.x, received.chosen, received.shares, results)
+        peers.exchange.combine(results, received, out)
 
     def _padded(self, own: Sent, num_rows: int, out: Tensor) -> None:
         size, rank = self.ranks.size, self.ranks.rank

@@ -24,7 +24,7 @@ from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.runner.gpu.copy_queues import StreamMark
 from diptych.engine.runner.gpu.graphs import Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs
-from diptych.engine.runner.gpu.ladder import NO_SLOT, rung_of, token_rung_of
+from diptych.engine.runner.gpu.ladder import NO_SLOT, common_rung_of, common_token_rung_of, rung_of, token_rung_of
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.step_ends import StepEnds
 from diptych.engine.runner.late_rows import LateRows
@@ -108,6 +108,7 @@ class GpuRunner:
         self.draft_model: DraftModel | None = draft_model
         self._follower = draft_model
         self._ends = StepEnds()
+        self._sharing = None if model.communicator is None else model.communicator.experts
         self._on_tower_layer = on_tower_layer
         self._late_rows = late_rows
 
@@ -181,7 +182,14 @@ class GpuRunner:
     def serve_others(self) -> None:
         """Take part in a step of schedulers that share our experts, without a token."""
         with torch.inference_mode():
-            self.model.serve_others(self._newest.device)
+            graphs, pieces = self.recorded
+            if (rung := self._rung_of(self._inputs.nobodys, graphs.rungs)) is None:
+                self._token_rung_of(self._inputs.nobodys, pieces)
+                self.model.serve_others(self._newest.device)
+            else:
+                states = self.model.states
+                nobodys = self._inputs.nobodys if states is None else states.before(self._inputs.nobodys)
+                self._replayed(nobodys, rung, graphs)
 
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
         """Queue the choice of the batch's tokens; the logits may be overwritten."""
@@ -209,11 +217,29 @@ class GpuRunner:
 
     def _queue(self, batch: ForwardBatch) -> Tensor:
         graphs, pieces = self.recorded if batch.adapters is None else self.recorded_with_adapters
-        if (rung := rung_of(batch, graphs.rungs)) is not None:
+        if (rung := self._rung_of(batch, graphs.rungs)) is not None:
             return self._replay(batch, rung, graphs)
-        if (rung := token_rung_of(batch, pieces.rungs)) is not None:
+        if (rung := self._token_rung_of(batch, pieces)) is not None:
             return self._replay_pieces(batch, rung, pieces)
         return self._launch(batch)
+
+    def _rung_of(self, batch: ForwardBatch, rungs: Sequence[int]) -> int | None:
+        """Before the first round all ranks that share experts run the same steps."""
+        if self._sharing is None or self._sharing.round is None:
+            return rung_of(batch, rungs)
+        return common_rung_of(self._sharing.round, rungs)
+
+    def _token_rung_of(self, batch: ForwardBatch, pieces: PieceGraphs) -> int | None:
+        """In a round some ranks may replay and others launch: all exchange rows for as many as the rung has.
+
+        Nothing is recorded in a round, for who records runs each piece twice. Who decodes beside prompts of others is
+        replayed in pieces, too.
+        """
+        if self._sharing is None or self._sharing.round is None:
+            return token_rung_of(batch, pieces.rungs)
+        rung = common_token_rung_of(self._sharing.round, pieces.rungs)
+        self._sharing.padded_rows = rung
+        return None if batch.images or rung not in pieces else rung
 
     def _launch(self, batch: ForwardBatch) -> Tensor:
         """Queue kernel by kernel; first the tower's, of images whose rows are not there."""
@@ -222,15 +248,19 @@ class GpuRunner:
         return self._forward(staged, self.layer_listener())[: len(logits_rows(batch))]
 
     def _replay(self, batch: ForwardBatch, rung: int, graphs: Graphs) -> Tensor:
-        """Queue a graph, capturing it first where there is none of this size."""
+        """Queue a graph."""
+        logits = self._replayed(batch, rung, graphs)
+        self._report_layers()
+        return logits[: batch.batch_size]
+
+    def _replayed(self, batch: ForwardBatch, rung: int, graphs: Graphs) -> Tensor:
+        """Queue a graph, capturing it first where there is none of this size; return the logits of all its rows."""
         if rung not in graphs:
             self._capture(batch, rung, graphs)
         staged = self._inputs.stage_padded(batch, rung)
         self.loras.begin_staged(staged.adapters, staged.late_adapters)
         self.model.attention.replay_metadata(staged)
-        logits = graphs.replay(rung)
-        self._report_layers()
-        return logits[: batch.batch_size]
+        return graphs.replay(rung)
 
     def _capture(self, batch: ForwardBatch, rung: int, graphs: Graphs) -> None:
         """What is captured is run meanwhile, so nobody's state may take part: each would be a token further."""
@@ -238,7 +268,7 @@ class GpuRunner:
         if staged.state_slots is not None:
             staged.state_slots.fill_(NO_SLOT)
         self.model.attention.capture_metadata(staged)
-        with self._rows_unchanged(rung):
+        with self._rows_unchanged(rung), self._alike():
             graphs.capture(rung, lambda: self._forward(staged, None))
 
     def _replay_pieces(self, batch: ForwardBatch, rung: int, pieces: PieceGraphs) -> Tensor:
@@ -246,9 +276,21 @@ class GpuRunner:
         staged = self._inputs.stage_filled_up(batch, rung)
         self.model.attention.init_forward_metadata(staged)
         if rung not in pieces:
-            with self._rows_unchanged(rung):
+            with self._rows_unchanged(rung), self._alike():
                 pieces.record(rung, lambda recording: self._forward(_of_nobody(staged), None, recording))
         return self._forward(staged, self.layer_listener(), pieces.replayed(rung))[: len(logits_rows(batch))]
+
+    @contextmanager
+    def _alike(self) -> Iterator[None]:
+        """Have layers take the step for one of as many rows on all ranks, as each replay will be."""
+        if self._sharing is None:
+            yield
+            return
+        common, self._sharing.round = self._sharing.round, None
+        try:
+            yield
+        finally:
+            self._sharing.round = common
 
     @contextmanager
     def _rows_unchanged(self, num_tokens: int) -> Iterator[None]:

@@ -10,7 +10,7 @@ import torch
 
 from diptych.common.arrays import I64
 from diptych.engine.attention.staged_batch import StagedBatch, extend_starts, logits_rows, state_lens
-from diptych.engine.runner.gpu.ladder import NO_SLOT, fill_up, ladder, pad
+from diptych.engine.runner.gpu.ladder import NO_SLOT, fill_up, ladder, nobodys, pad
 from diptych.engine.runner.gpu.staging import ALIGNMENT, Array, Staging
 from diptych.engine.values.batch import ForwardBatch, WindowGroups
 from diptych.kernels.row_groups import RowGroups, row_groups
@@ -75,6 +75,7 @@ class StepInputs:
         self._rungs = ladder(limits.max_samples)
         self._rows_together = rows_together if limits.max_drafts else 0
         shape = (1 + limits.num_window_groups, limits.max_samples, limits.max_pages)
+        self.nobodys = nobodys(limits.num_window_groups)
         self._page_tables = torch.zeros(shape, dtype=torch.int32, device=device)
 
     def stage(self, batch: ForwardBatch) -> StagedBatch:

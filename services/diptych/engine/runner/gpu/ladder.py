@@ -20,6 +20,7 @@ import numpy as np
 
 from diptych.common.arrays import I64
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, WindowGroups
+from diptych.engine.values.rounds import Round
 
 NO_SLOT: Final = -1  # where a padding row's KV goes, and its state and its adapter are
 TOKENS: Final = (16, 32, *range(64, 512, 64), *range(512, 2048, 128))
@@ -44,6 +45,16 @@ def rung_of(batch: ForwardBatch, rungs: Sequence[int]) -> int | None:
     return next((rung for rung in rungs if rung >= batch.batch_size), None)
 
 
+def common_rung_of(common: Round, rungs: Sequence[int]) -> int | None:
+    """Return the same for a round of schedulers that share experts: of one size for all, who has no request included.
+
+    None: each computes its step kernel by kernel.
+    """
+    if not common.are_plain:
+        return None
+    return next((rung for rung in rungs if rung >= common.num_rows(is_last=False)), None)
+
+
 def token_ladder(most: int) -> tuple[int, ...]:
     """Return the numbers of tokens of recorded pieces, ascending; the last is `most`. None for 0."""
     return (*(size for size in TOKENS if size < most), most) if most else ()
@@ -57,6 +68,14 @@ def token_rung_of(batch: ForwardBatch, rungs: Sequence[int]) -> int | None:
     if batch.mode is ForwardMode.DECODE or batch.images:
         return None
     return next((rung for rung in rungs if rung >= len(batch.input_ids)), None)
+
+
+def common_token_rung_of(common: Round, rungs: Sequence[int]) -> int | None:
+    """Return the same for a round of schedulers that share experts: for how many tokens all exchange theirs.
+
+    Those that have no token do so kernel by kernel.
+    """
+    return next((rung for rung in rungs if rung >= common.num_rows(is_last=False)), None)
 
 
 def fill_up(tokens: I64, size: int, value: int = 0) -> I64:
@@ -82,6 +101,22 @@ def pad(batch: ForwardBatch, size: int) -> ForwardBatch:
         row_lens=None if batch.row_lens is None else _pad(batch.row_lens, missing, 1),
         rows_before=None if batch.rows_before is None else _pad(batch.rows_before, missing, 0),
         rope_positions=None if batch.rope_positions is None else np.pad(batch.rope_positions, ((0, 0), (0, missing))),
+    )
+
+
+def nobodys(num_window_groups: int) -> ForwardBatch:
+    """Return a decode batch without a request."""
+    none, tables = np.zeros(0, np.int64), np.zeros((num_window_groups, 0, 1), np.int32)
+    return ForwardBatch(
+        mode=ForwardMode.DECODE,
+        input_ids=none,
+        positions=none,
+        out_slots=none,
+        page_table=np.zeros((0, 1), np.int32),
+        seq_lens=none,
+        extend_lens=none,
+        num_sampled=none,
+        window_groups=WindowGroups(tables, tables[:, :, 0].astype(np.int64)) if num_window_groups else None,
     )
 
 

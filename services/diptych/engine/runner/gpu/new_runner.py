@@ -74,6 +74,10 @@ def _runner(
     """Return what runs one model. That which guesses computes the same steps, so within the same limits."""
     rungs = ladder(limits.max_samples) if with_graphs and model.attention.is_recordable else ()
     token_rungs = token_ladder(limits.most_graph_tokens) if with_graphs and model.only_queues else ()
+    if model.communicator is not None and (experts := model.communicator.experts) is not None:
+        rungs, token_rungs = (
+            tuple(rung for rung in each if rung <= experts.most_recorded) for each in (rungs, token_rungs)
+        )
     capture, new_buffers = CudaCapture(device), cache(lambda num_tokens: model.new_buffers(num_tokens, device))
 
     def nothing_recorded() -> Recorded:

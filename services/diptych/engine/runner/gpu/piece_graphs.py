@@ -37,7 +37,7 @@ class PieceGraphs:
         """How many rungs are recorded."""
         return len(self._recorded)
 
-    def __contains__(self, rung: int) -> bool:
+    def __contains__(self, rung: int | None) -> bool:
         return rung in self._recorded
 
     def record(self, rung: int, forward: Callable[[Pieces], object]) -> None:

@@ -1,4 +1,7 @@
-"""The ranks of all schedulers that share experts, by torch.distributed: gloo between CPUs, NCCL between GPUs."""
+"""The ranks of all schedulers that share experts, by torch.distributed: gloo between CPUs, NCCL between GPUs.
+
+Beside it GPUs open memory to each other, through which kernels exchange tokens (`peer_exchange`).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from diptych.engine.models.expert_ranks import PeerExchange
 from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.tensor_parallel.communicator import check_others, prepare_libraries
 from diptych.engine.tensor_parallel.meeting import TIMEOUT, FileMeeting
@@ -19,25 +23,41 @@ from diptych.engine.values.rounds import Round
 
 _NAME: Final = "experts"
 _BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
+_ALL_ROWS: Final = 1 << 30  # more than a step has
 
 
 class ExpertGroup:
     """Implements `ExpertRanks`. It stands beside the group in which the ranks of one scheduler add up."""
 
     def __init__(
-        self, place: SharedExperts, rank: int, tp: int, device: torch.device, num_redundant: int, *, counts: bool
+        self,
+        place: SharedExperts,
+        rank: int,
+        tp: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        num_redundant: int,
+        *,
+        counts: bool,
+        opens_memory: bool,
     ) -> None:
         """Wait until all ranks of all schedulers are there.
 
-        `num_redundant`: copies of experts beside one of each. `counts` what experts do, for `load_of_layers`.
+        `dtype`: of hidden states. `num_redundant`: copies of experts beside one of each. `counts` what experts do, for
+        `load_of_layers`. `opens_memory` of a GPU to the other ranks, see `peers`.
         """
         self._num_redundant = num_redundant
         self._counts = counts
+        self._opens_memory = opens_memory
         self._chosen: dict[int, Tensor] = {}  # by layer: how often each expert was chosen here, int64
         self.placements: dict[int, ExpertPlacement] = {}  # by layer
         self.rank, self.size = place.rank(rank, tp), place.size(tp)
         self.round: Round | None = None
-        self._device = device
+        self.padded_rows: int | None = None
+        self._scheduler = place.scheduler
+        self._sizes = torch.full((2,), _ALL_ROWS, dtype=torch.int32, device=device)  # of tokens, and of the last layer
+        self._exchanges: dict[tuple[int, int, int], PeerExchange | None] = {}  # by what is exchanged
+        self._device, self._dtype = device, dtype
         meeting = FileMeeting(Path(place.folder) / _NAME)
         prepare_libraries(meeting.interface)
         store, backend = meeting.store(self.rank, self.size), _BACKENDS[device.type]
@@ -45,6 +65,41 @@ class ExpertGroup:
         if backend == "gloo":
             check_others(meeting.secret(), self.rank, self.size, self._group)
         dist.all_reduce(torch.zeros(1, device=device), group=self._group)  # NCCL connects now
+
+    def begin(self, common: Round) -> None:
+        """Begin a round; queue that kernels find the sizes of our part."""
+        self.round, self.padded_rows, own = common, None, common.parts[self._scheduler]
+        if self._exchanges:
+            self._sizes.view(torch.int64).fill_(own.num_tokens | own.num_picked << 32)  # both at once: one launch
+
+    def num_tokens(self, *, is_last: bool) -> Tensor:
+        return self._sizes[1:] if is_last else self._sizes[:1]
+
+    def room(self, num_experts: int) -> int:
+        return -(-(num_experts + self._num_redundant) // self.size)
+
+    def peers(self, width: int, experts_per_token: int, room: int) -> PeerExchange | None:
+        if self._device.type != "cuda" or not self._opens_memory:
+            return None
+        wanted = width, experts_per_token, room
+        if wanted not in self._exchanges:
+            from diptych.engine.tensor_parallel.sharing.peer_exchange import open_exchange  # needs Triton
+
+            self._exchanges[wanted] = open_exchange(self, self._device, self._dtype, *wanted)
+        return self._exchanges[wanted]
+
+    @property
+    def most_recorded(self) -> int:
+        """Placements that change would leave graphs behind whose experts are elsewhere."""
+        if self._counts:
+            return 0
+        return min((0 if each is None else each.most_rows for each in self._exchanges.values()), default=0)
+
+    def everybodys(self, x: Tensor) -> list[Tensor]:
+        """Return every rank's `x` in order. All must have one shape."""
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        dist.all_gather(parts, x, group=self._group)
+        return parts
 
     def placement(self, layer: int, num_experts: int) -> ExpertPlacement:
         if layer not in self.placements:

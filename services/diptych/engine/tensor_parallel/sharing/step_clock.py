@@ -16,7 +16,7 @@ from diptych.common.errors import Unavailable
 from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.values.rounds import NOTHING, Part, Round, Rounds
 
-_MESSAGE: Final = struct.Struct("<BHQII")
+_MESSAGE: Final = struct.Struct("<BHQII?")
 _EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
 _SPEAKS: Final = 0
@@ -66,17 +66,17 @@ class StepClock:
         self._ears.close(linger=0)
 
     def _say(self, what: int, part: Part) -> None:
-        message = _MESSAGE.pack(what, self._own, self._rounds.number, part.num_tokens, part.num_picked)
+        message = _MESSAGE.pack(what, self._own, self._rounds.number, part.num_tokens, part.num_picked, part.is_plain)
         for socket in self._others:
             socket.send(message, zmq.NOBLOCK)  # never full: at most two rounds are on their way
 
     def _listen(self) -> None:
         while int(self._ears.get(_EVENTS)) & _POLLIN:
-            what, scheduler, number, num_tokens, num_picked = _MESSAGE.unpack(self._ears.recv(zmq.NOBLOCK))
+            what, scheduler, number, *part = _MESSAGE.unpack(self._ears.recv(zmq.NOBLOCK))
             if what == _LEAVES:
                 self._left.add(scheduler)
             else:
-                self._rounds.hear(scheduler, number, Part(num_tokens, num_picked))
+                self._rounds.hear(scheduler, number, Part(*part))
 
 
 def _mouth(context: zmq.Context[zmq.Socket[bytes]], place: SharedExperts, other: int) -> zmq.Socket[bytes]:

@@ -1,0 +1,172 @@
+"""Steps of schedulers that share experts on emulated GPUs, threads here: recorded where all decode, whoever is idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from emulated_gpu import Recorder, emulated_runner
+from thread_experts import ThreadExperts, ThreadPeers
+from thread_ranks import Meeting, on_threads
+from torch import Tensor
+
+from diptych.checkpoints.source import ModelSource, open_model
+from diptych.engine.runner.gpu.gpu_runner import GpuRunner
+from diptych.engine.runner.gpu.graphs import Captured
+from diptych.engine.runner.gpu.inputs import StepLimits
+from diptych.engine.runner.loaded_model import ModelOptions, load_model
+from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.scheduler.lockstep import part_of
+from diptych.engine.tensor_parallel.sharing.expert_group import LoneCommunicator
+from diptych.engine.values.batch import ForwardBatch, ForwardMode
+from diptych.engine.values.rounds import NOTHING, Part, Round
+
+PAGE, PAGES = 4, 6  # tokens of a page, and pages of a request
+MOST = 3  # requests of a scheduler
+RUNGS, TOKEN_RUNGS = (1, 4), (8, 16)
+LIMITS = StepLimits(max_step_tokens=32, max_requests=4, max_pages=PAGES)
+PREFILL, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
+
+
+def step(mode: ForwardMode, texts: Sequence[tuple[int, int]], new: int = 1) -> ForwardBatch:
+    """Return a step of requests by their number and how many tokens they have before: `new` more of each."""
+    positions = np.concatenate([np.arange(before, before + new) for _, before in texts])
+    owners = np.repeat([number for number, _ in texts], new)
+    return ForwardBatch(
+        mode=mode,
+        input_ids=(7 * positions + 31 * owners) % 50 + 2,
+        positions=positions,
+        out_slots=owners * PAGES * PAGE + positions,
+        page_table=np.array([np.arange(PAGES) + number * PAGES for number, _ in texts], np.int32),
+        seq_lens=np.array([before + new for _, before in texts]),
+        extend_lens=np.full(len(texts), new),
+        num_sampled=np.ones(len(texts), np.int64),
+    )
+
+
+Steps = tuple[ForwardBatch | None, ForwardBatch | None]  # of both schedulers in a round; None: it is idle
+ROUNDS: list[Steps] = [
+    (step(PREFILL, [(0, 0), (1, 0), (2, 0)], 5), None),
+    (step(DECODE, [(0, 5), (1, 5)]), step(PREFILL, [(0, 0)], 4)),
+    (step(DECODE, [(0, 6), (1, 6)]), step(DECODE, [(0, 4)])),  # the graph of 4 rows is captured, with two
+    (step(DECODE, [(0, 7), (1, 7), (2, 5)]), step(DECODE, [(0, 5)])),
+    (step(DECODE, [(0, 8), (1, 8), (2, 6)]), None),
+    (None, step(DECODE, [(0, 6)])),  # the graph of one row
+    (None, step(DECODE, [(0, 7)])),
+    (step(DECODE, [(2, 7)]), None),
+    (step(DECODE, [(2, 8)]), step(PREFILL, [(1, 0), (2, 0)], 3)),
+    (step(PREFILL, [(0, 9)], 7), step(PREFILL, [(0, 8), (1, 3)], 2)),
+    (step(PREFILL, [(1, 9)], 9), None),
+    (step(PREFILL, [(0, 0), (1, 0)], 10), step(DECODE, [(2, 3)])),  # more than is recorded
+]
+ROUNDS_IN_PIECES = [5, 3]  # the second one is idle in two of those with prompts
+
+
+@dataclass
+class Baking(Recorder):
+    """Has a replay see the round that there was when it was captured, as what is baked into a graph."""
+
+    experts: ThreadExperts
+    captured: int = field(default=0, init=False)
+    replayed: int = field(default=0, init=False)
+    _nbytes: int = field(default=0, init=False)
+
+    def capture(self, work: Callable[[], Any]) -> Captured[Any]:
+        common = self.experts.round
+        found = super().capture(work)
+
+        def replay() -> None:
+            self.replayed += 1
+            now, self.experts.round = self.experts.round, common
+            found.replay()
+            self.experts.round = now
+
+        return Captured(replay, found.output)
+
+
+@dataclass
+class Scheduler:
+    runner: GpuRunner
+    experts: ThreadExperts
+    peers: ThreadPeers
+    recorder: Baking
+    found: list[Tensor | None]
+    replays: list[int]  # of each round
+
+    @staticmethod
+    def new(source: ModelSource, rank: int, meeting: Meeting, most_recorded: int) -> Scheduler:
+        assert source.config.moe is not None
+        experts = ThreadExperts(rank, meeting, most_recorded=most_recorded)
+        peers = ThreadPeers(rank, meeting, experts.room(source.config.moe.num_experts), 64)
+        experts.exchange_by = peers
+        communicator: Any = LoneCommunicator(experts)  # type: ignore[arg-type]
+        kv = new_pool(source)
+        model = load_model(source, kv, ModelOptions("float32"), communicator)
+        rungs, token_rungs = (RUNGS, TOKEN_RUNGS) if most_recorded else ((), ())
+        recorder = Baking(experts)
+        runner = emulated_runner(model, kv, LIMITS, rungs=rungs, token_rungs=token_rungs, recorder=recorder)
+        for size in token_rungs:  # all record prompts ahead
+            runner.logits(step(PREFILL, [(0, 0)], size))
+        return Scheduler(runner, experts, peers, recorder, [], [])
+
+    def run(self, batch: ForwardBatch | None, common: Round) -> None:
+        self.experts.begin(common)
+        before = self.recorder.replayed
+        if batch is None:
+            self.runner.serve_others()
+            self.found.append(None)
+        else:
+            self.found.append(self.runner.logits(batch).clone())
+        self.replays.append(self.recorder.replayed - before)
+
+
+def new_pool(source: ModelSource) -> Tensor:
+    num_pages = MOST * PAGES
+    layout = ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE, dtype="float32")
+    return torch.full(layout.shape, torch.nan)
+
+
+@pytest.fixture(scope="module")
+def source(tiny_experts_folder: Path) -> ModelSource:
+    return open_model(str(tiny_experts_folder))
+
+
+@pytest.fixture(scope="module")
+def alone(source: ModelSource) -> list[list[Tensor | None]]:
+    """What each scheduler's steps give in a process that has all experts."""
+    runners = [ModelRunner(source, new_pool(source), dtype="float32") for _ in range(2)]
+    return [
+        [None if (own := steps[i]) is None else runner.logits(own).clone() for steps in ROUNDS]
+        for i, runner in enumerate(runners)
+    ]
+
+
+def run(source: ModelSource, most_recorded: int, rank: int, meeting: Meeting) -> Scheduler:
+    scheduler = Scheduler.new(source, rank, meeting, most_recorded)
+    for steps in ROUNDS:
+        parts: list[Part] = [NOTHING if each is None else part_of(each) for each in steps]
+        scheduler.run(steps[rank], Round(tuple(parts)))
+    return scheduler
+
+
+@pytest.mark.parametrize("most_recorded", [0, 64], ids=["launched", "replayed"])
+def test_steps_give_what_a_process_alone_computes_launched_or_replayed(
+    source: ModelSource, alone: list[list[Tensor | None]], most_recorded: int
+) -> None:
+    schedulers = on_threads(2, lambda rank, meeting: run(source, most_recorded, rank, meeting))
+    for scheduler, expected in zip(schedulers, alone, strict=True):
+        assert [each is None for each in scheduler.found] == [each is None for each in expected]
+        for found, wanted in zip(scheduler.found, expected, strict=True):
+            if found is not None and wanted is not None:
+                torch.testing.assert_close(found, wanted)
+    assert schedulers[0].peers.bounds == schedulers[1].peers.bounds
+    num_graphs = [len(scheduler.runner.recorded.graphs) for scheduler in schedulers]
+    assert num_graphs == ([2, 2] if most_recorded else [0, 0])
+    in_pieces = [sum(each > 1 for each in scheduler.replays) for scheduler in schedulers]
+    assert in_pieces == (ROUNDS_IN_PIECES if most_recorded else [0, 0])
+    assert {*TOKEN_RUNGS} < {*schedulers[1].peers.bounds} or not most_recorded
