@@ -30,7 +30,7 @@ def test_they_are_asked_for_once_and_not_before_a_draft() -> None:
 
 
 def test_a_draft_pays_its_share_of_the_pass_and_what_is_seen_of_its_row() -> None:
-    """Of a row of two drafts, of which one and a half come true, states see two and a half tokens."""
+    """States see two and a half tokens of a row of two drafts, of which one and a half come true."""
 
     def costs(late: LateCosts) -> StepCosts:
         found = StepCosts(late)
