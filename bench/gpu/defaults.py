@@ -26,7 +26,7 @@ from llama_8b import CONFIG, model_folder
 from report import Report, arguments
 
 from diptych.common.members.roles import Role
-from diptych.embedded.data_parallel_controller import DataParallelController
+from diptych.embedded.data_parallel_controller import DataParallelController, EnginePrompt
 from diptych.embedded.group import Group
 from diptych.engine import EngineOptions, SamplingParams
 from diptych.engine.frontend.scheduler_client import start_scheduler
@@ -100,7 +100,7 @@ async def stamps_of(controller: DataParallelController, prompt: Sequence[int], n
     """Return when each token came."""
     params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
     stamps: list[float] = []
-    attempt = controller.start(prompt, params, "")
+    attempt = controller.start(EnginePrompt(prompt), params, "")
     while len(stamps) < num_tokens:
         delta = await attempt.next()
         stamps += [time.perf_counter()] * len(delta.token_ids)

@@ -452,7 +452,13 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "pre_norms": False,
         "post_norms": True,
     },
-    "granite": {"embedding_scale": 12.0, "query_scale": 0.015, "residual_scale": 0.22, "logits_divisor": 8.0},
+    "granite": {
+        "embedding_scale": 12.0,
+        "scales_given_rows": True,
+        "query_scale": 0.015,
+        "residual_scale": 0.22,
+        "logits_divisor": 8.0,
+    },
     "llama4_text": {
         "head_dim": 32,
         "ffn_size": 192,

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from diptych.common.errors import ConfigError, DiptychError
+from diptych.common.errors import ConfigError, DiptychError, InvalidRequest
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.engine.frontend.scheduler_client import SchedulerDied
 from diptych.router.errors import AttemptsFailed
@@ -51,6 +51,18 @@ def test_hidden_states_of_both_halves_predict_the_tokens(tiny_folder: Path, pair
     answer = pair.generate(PROMPTS[3], replace(GREEDY, hidden_states=True))
     assert answer.hidden_states is not None
     assert (head @ np.array(answer.hidden_states.rows(), np.float32).T).argmax(axis=0).tolist() == [*answer.token_ids]
+
+
+def test_rows_that_tokens_have_give_what_the_tokens_give_and_are_found_again(tiny_folder: Path, pair: Engine) -> None:
+    table = load_file(tiny_folder / "model.safetensors")["model.embed_tokens.weight"]
+    prompt = [9, 8, *range(200, 240)]
+    said = pair.generate(prompt, GREEDY)
+    first, again = (pair.generate(table[prompt], GREEDY) for _ in range(2))
+    assert first.token_ids == again.token_ids == said.token_ids
+    assert (first.prompt_tokens, first.cached_tokens, again.cached_tokens) == (42, 0, 32)
+    assert pair.generate(table[prompt[:37]], GREEDY).cached_tokens == 32
+    with pytest.raises(InvalidRequest, match=r"a row of input_embeds has 64 numbers, .* not 32"):
+        pair.generate(table[prompt][:, :32], GREEDY)
 
 
 def test_a_prefix_that_prefill_has_computed_is_cached_there(pair: Engine) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from safetensors.numpy import load_file
 
 from diptych.common.errors import InvalidRequest
 from diptych.engine import Engine, EngineOptions, SamplingParams
@@ -51,6 +52,12 @@ def test_two_stages_give_the_tokens_of_one_process_with_steps_that_overlap_or_no
     expected = tokens(reference(tiny_folder))
     assert tokens(staged) == expected
     assert tokens_of(tiny_folder, replace(ONE, pp=2, overlap="on", speculate="suffix")) == expected
+
+
+def test_the_first_stage_alone_puts_rows_in_place_of_embeddings(tiny_folder: Path, staged: Engine) -> None:
+    table = load_file(tiny_folder / "model.safetensors")["model.embed_tokens.weight"]
+    expected = [staged.generate(prompt, GREEDY).token_ids for prompt in PROMPTS]
+    assert [each.token_ids for each in staged.generate_batch([table[each] for each in PROMPTS], GREEDY)] == expected
 
 
 def test_two_stages_of_two_ranks_give_the_tokens_of_one_process(

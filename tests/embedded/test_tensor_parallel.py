@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from safetensors.numpy import load_file
 
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.engine.frontend.scheduler_client import SchedulerDied
@@ -39,6 +40,13 @@ def test_two_ranks_give_the_tokens_of_one(tiny_folder: Path, reference: Callable
     expected = [tokens(alone, params) for params in (GREEDY, SEEDED, GREEDY)]
     assert [tokens(ranked, params) for params in (GREEDY, SEEDED, GREEDY)] == expected
     assert len({psutil.Process(pid).pid for pid in ranked.scheduler_pids}) == 2
+
+
+def test_all_ranks_put_the_rows_of_a_prompt_in_place_of_embeddings(tiny_folder: Path, ranked: Engine) -> None:
+    table = load_file(tiny_folder / "model.safetensors")["model.embed_tokens.weight"]
+    expected = [ranked.generate(prompt, GREEDY).token_ids for prompt in PROMPTS[:12]]
+    found = ranked.generate_batch([table[prompt] for prompt in PROMPTS[:12]], GREEDY)
+    assert [each.token_ids for each in found] == expected
 
 
 def test_ranks_share_the_kv_of_equal_prompts_that_come_together(ranked: Engine) -> None:

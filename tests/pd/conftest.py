@@ -204,6 +204,7 @@ class Pair:
         watched: WatchedLayers = NOTHING_WATCHED,
         states: ToldStates = NO_STATES,
         vision: VisionInput | None = None,
+        row_width: int = 0,
     ) -> None:
         """With `page_sizes`, `model` is asked for one of each. `in_parts`: what lands is nonsense until it is unpacked.
 
@@ -220,6 +221,7 @@ class Pair:
             watched=watched,
             states=states,
             vision=vision,
+            row_width=row_width,
         )
         models = model if isinstance(model, tuple) else (model, model)
         sizes = page_sizes or (PAGE, PAGE)

@@ -20,6 +20,7 @@ from diptych.engine.values.events import Emit, EmitTokens, Start
 from diptych.engine.values.kv_regions import window_pages
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.step_rows import row_width
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.output import Failure
 from diptych.generation.sampling_params import SamplingParams
@@ -73,7 +74,8 @@ class VisionEngine:
     def __init__(self, source: ModelSource, runner: ModelRunner | GpuRunner, max_step_tokens: int = 64) -> None:
         self.runner = runner
         self.cache = new_cache(windows=window_pages(source.config, max_step_tokens))
-        limits = Limits(CONTEXT, VOCAB_SIZE, frozenset(), max_step_tokens, 16, vision=source.config.vision)
+        sees: dict[str, Any] = {"vision": source.config.vision, "row_width": row_width(source.config)}
+        limits = Limits(CONTEXT, VOCAB_SIZE, frozenset(), max_step_tokens, 16, **sees)
         self.core = local_core(self.cache, limits)
         self.batches: list[ForwardBatch] = []
         self.logits: dict[int, list[Any]] = defaultdict(list)

@@ -218,7 +218,7 @@ class PlaceAdapter(_message.Message):
     def __init__(self, task: _Optional[int] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "prompt_rows", "num_sampled", "states", "windows", "is_unfollowed", "adapters", "rope_positions", "images")
+    __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "prompt_rows", "num_sampled", "states", "windows", "is_unfollowed", "adapters", "rope_positions", "images", "embeds")
     MODE_FIELD_NUMBER: _ClassVar[int]
     INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +234,7 @@ class Step(_message.Message):
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     ROPE_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    EMBEDS_FIELD_NUMBER: _ClassVar[int]
     mode: str
     input_ids: bytes
     positions: bytes
@@ -249,7 +250,16 @@ class Step(_message.Message):
     adapters: bytes
     rope_positions: bytes
     images: _containers.RepeatedCompositeFieldContainer[ImageRows]
-    def __init__(self, mode: _Optional[str] = ..., input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., out_slots: _Optional[bytes] = ..., page_table: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., extend_lens: _Optional[bytes] = ..., prompt_rows: _Optional[bytes] = ..., num_sampled: _Optional[bytes] = ..., states: _Optional[_Union[StateMoves, _Mapping]] = ..., windows: _Optional[_Union[WindowGroups, _Mapping]] = ..., is_unfollowed: _Optional[bool] = ..., adapters: _Optional[bytes] = ..., rope_positions: _Optional[bytes] = ..., images: _Optional[_Iterable[_Union[ImageRows, _Mapping]]] = ...) -> None: ...
+    embeds: StepRows
+    def __init__(self, mode: _Optional[str] = ..., input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., out_slots: _Optional[bytes] = ..., page_table: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., extend_lens: _Optional[bytes] = ..., prompt_rows: _Optional[bytes] = ..., num_sampled: _Optional[bytes] = ..., states: _Optional[_Union[StateMoves, _Mapping]] = ..., windows: _Optional[_Union[WindowGroups, _Mapping]] = ..., is_unfollowed: _Optional[bool] = ..., adapters: _Optional[bytes] = ..., rope_positions: _Optional[bytes] = ..., images: _Optional[_Iterable[_Union[ImageRows, _Mapping]]] = ..., embeds: _Optional[_Union[StepRows, _Mapping]] = ...) -> None: ...
+
+class StepRows(_message.Message):
+    __slots__ = ("tokens", "values")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    tokens: bytes
+    values: bytes
+    def __init__(self, tokens: _Optional[bytes] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class ImageRows(_message.Message):
     __slots__ = ("key", "height", "width", "rgb", "first", "num_rows", "token")

@@ -65,18 +65,30 @@ LINK_STATE_UP: LinkState
 LINK_STATE_REFUSED: LinkState
 
 class ContentSegment(_message.Message):
-    __slots__ = ("start", "num_tokens", "digest", "image", "encoder_instance_id")
+    __slots__ = ("start", "num_tokens", "digest", "image", "encoder_instance_id", "rows")
     START_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     ENCODER_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     start: int
     num_tokens: int
     digest: bytes
     image: Image
     encoder_instance_id: int
-    def __init__(self, start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., digest: _Optional[bytes] = ..., image: _Optional[_Union[Image, _Mapping]] = ..., encoder_instance_id: _Optional[int] = ...) -> None: ...
+    rows: EmbedRows
+    def __init__(self, start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., digest: _Optional[bytes] = ..., image: _Optional[_Union[Image, _Mapping]] = ..., encoder_instance_id: _Optional[int] = ..., rows: _Optional[_Union[EmbedRows, _Mapping]] = ...) -> None: ...
+
+class EmbedRows(_message.Message):
+    __slots__ = ("width", "names", "data")
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    width: int
+    names: bytes
+    data: bytes
+    def __init__(self, width: _Optional[int] = ..., names: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Image(_message.Message):
     __slots__ = ("height", "width", "rgb")

@@ -235,6 +235,7 @@ class ModelConfig:
     norm_offset: float = 0.0  # added to every norm's weights
     centred_norms: bool = False  # norms of the residual stream subtract the mean, and have biases
     embedding_scale: float = 1.0
+    scales_given_rows: bool = False  # rows given in place of embeddings are multiplied by that, as they are
     residual_scale: float = 1.0  # of what attention and feed-forward network add
     moe: Moe | None = None
     latent: Latent | None = None  # with it `num_kv_heads` is 1, and `head_dim` that of what a token keeps

@@ -62,6 +62,7 @@ from diptych.engine.values.request import Request
 from diptych.engine.values.step import NO_PLAIN_STEPS, PlainSteps
 from diptych.generation.grammar import Matcher
 from diptych.generation.output import LEAVING, Failure, FailureCode, Output
+from diptych.generation.segments import are_computable
 from diptych.generation.stop.conditions import end_ids
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note
 
@@ -285,7 +286,7 @@ class DecodeCore:
         self._counts.retractions += 1
         room = self._rooms[request.room]
         self._rooms.retracted.add(room, self._now_s)
-        if not request.has_pixels:
+        if not are_computable(request.contents):
             self._rooms.fail(room, WITHOUT_PIXELS)
 
     def plain_steps(self, token_id: int) -> PlainSteps:

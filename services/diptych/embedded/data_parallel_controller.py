@@ -11,6 +11,7 @@ import random
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,9 +20,11 @@ from diptych.common.errors import DiptychError, InternalError
 from diptych.common.members.roles import LegKind
 from diptych.embedded.group import Group
 from diptych.engine.frontend.scheduler_client import SchedulerDied
-from diptych.generation.codec import params_to_wire
+from diptych.generation import page_hash
+from diptych.generation.codec import content_to_wire, params_to_wire
 from diptych.generation.page_hash import extra_key
 from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.segments import ContentSegment, content_len, prompt_keys, without_pixels
 from diptych.router.choose.cached_prefixes import ApproximateIndex
 from diptych.router.choose.page_chain import page_hashes
 from diptych.router.choose.policies import plan_of
@@ -33,6 +36,24 @@ from diptych.router.workers.legs import Work
 from diptych.router.workers.worker_view import Pair
 from diptych.tokens.packed_tokens import pack
 from diptych.v1.worker_pb2 import StartLeg
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePrompt:
+    """Tokens, or what stands in place of any."""
+
+    ids: Sequence[int] = ()
+    contents: Sequence[ContentSegment] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids) + content_len(self.contents)
+
+    def page_hashes(self, page_size: int, namespace: bytes) -> U64:
+        if not self.contents:
+            return page_hashes(np.asarray(self.ids, np.uint32), page_size, namespace)
+        keys = prompt_keys(np.array(self.ids, np.int64), self.contents)
+        return page_hash.page_hashes(keys, page_size, namespace)
 
 
 class DataParallelController:
@@ -47,16 +68,20 @@ class DataParallelController:
         self._rng = random.Random()
         self._number = 0  # of choices
 
-    def start(self, prompt_ids: Sequence[int], params: SamplingParams, adapter: str) -> Attempt:
+    def start(self, prompt: EnginePrompt, params: SamplingParams, adapter: str) -> Attempt:
         """Begin a request; `adapter` may be empty. Raises `SchedulerDied` when nobody is left to compute it."""
         partners = self._partners()
         if not partners:
             raise self._death
-        pair, work = self._choose(partners, prompt_ids, params.max_tokens, adapter)
+        pair, work = self._choose(partners, prompt, params.max_tokens, adapter)
         leg = StartLeg(room=secrets.randbits(64) or 1, sampling=params_to_wire(params), lora=adapter)
-        legs = {kind: (self._groups[key], each) for kind, (key, each) in legs_of(pair, leg).items()}
-        prompt = StartLeg(prompt_tokens=pack(prompt_ids)).SerializeToString()
-        return Attempt(leg.room, legs, prompt, work, WaitBudget(math.inf, math.inf, time.monotonic()))
+        parts = legs_of(pair, leg)
+        for kind, (_, each) in parts.items():
+            known = prompt.contents if kind is not LegKind.DECODE else map(without_pixels, prompt.contents)
+            each.contents.extend(map(content_to_wire, known))
+        legs = {kind: (self._groups[key], each) for kind, (key, each) in parts.items()}
+        packed = StartLeg(prompt_tokens=pack(prompt.ids)).SerializeToString()
+        return Attempt(leg.room, legs, packed, work, WaitBudget(math.inf, math.inf, time.monotonic()))
 
     def error_of(self, failure: LegFailure) -> DiptychError:
         """Return what a program is told of a failure."""
@@ -79,13 +104,13 @@ class DataParallelController:
         return alone | dict.fromkeys(prefills, decodes)
 
     def _choose(
-        self, partners: Mapping[int, Sequence[int]], prompt_ids: Sequence[int], output_len: int, adapter: str
+        self, partners: Mapping[int, Sequence[int]], prompt: EnginePrompt, output_len: int, adapter: str
     ) -> tuple[Pair, Work]:
-        prompt_len = len(prompt_ids)
+        prompt_len = prompt.num_tokens
         if len(self._groups) == 1:
             (only,) = partners
             return Pair(only, only), Work(prompt_len)
-        chain = page_hashes(np.asarray(prompt_ids, np.uint32), self._page_size, extra_key(b"", adapter))
+        chain = prompt.page_hashes(self._page_size, extra_key(b"", adapter))
         workers = self._workers(chain)
         view = RequestView(prompt_len, self._number, self._rng.getrandbits(64), output_len=output_len)
         self._number += 1

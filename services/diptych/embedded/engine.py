@@ -20,27 +20,32 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError, InvalidRequest, NotFound
-from diptych.embedded.data_parallel_controller import DataParallelController
+from diptych.embedded.data_parallel_controller import DataParallelController, EnginePrompt
 from diptych.embedded.group import launched, roles_of
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.options.config import EngineOptions
 from diptych.generation import insight as insights
 from diptych.generation.attention_tokens import TokenAttention
+from diptych.generation.embed_rows import checked_rows
 from diptych.generation.finish import Finish
 from diptych.generation.insight import HiddenStates, Insight
 from diptych.generation.leg_prompt import words_far_too_long, words_too_long
 from diptych.generation.logprobs import TokenLogprobs, join
 from diptych.generation.output_text import OutputText, TextDelta
 from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.segments import content_of_rows
 from diptych.router.choose.policies import POLICIES
 from diptych.router.serve.attempt import AttemptFailed
 from diptych.router.values.leg_results import NOTHING_PREDICTED, Predicted
 from diptych.v1 import admin_pb2
 
 T = TypeVar("T")
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | npt.NDArray[np.floating]  # rows, [num_rows, hidden_size], in place of embeddings
 
 GREEDY: Final = SamplingParams(max_tokens=64, temperature=0.0)
 TOKENIZER_THREADS: Final = 2
@@ -128,7 +133,10 @@ class Engine:
         return tuple(pid for group in self._groups for pid in group.scheduler.pids)
 
     def generate(self, prompt: Prompt, params: SamplingParams = GREEDY, *, adapter: str = "") -> Generation:
-        """Return the whole output for one prompt, given as text or as token ids. `adapter` is a loaded one's name."""
+        """Return the whole output for one prompt, given as text, as token ids or as rows of floats `[num_rows, width]`.
+
+        Rows stand in place of the embeddings of tokens. `adapter` is a loaded one's name.
+        """
         return self._wait(self._generate(prompt, params, adapter))
 
     async def async_generate(self, prompt: Prompt, params: SamplingParams = GREEDY, *, adapter: str = "") -> Generation:
@@ -225,9 +233,9 @@ class Engine:
         params.validate()
         if adapter and adapter not in self._adapters:
             raise NotFound(f"no adapter {adapter!r} is loaded")
-        prompt_ids = await self._tokenize(prompt)
+        given = await self._read(prompt)
         text, num_tokens = OutputText(self.tokenizer, params), 0
-        attempt = self._controller.start(prompt_ids, params, adapter)
+        attempt = self._controller.start(given, params, adapter)
         try:
             while True:
                 made = await attempt.next()
@@ -236,7 +244,7 @@ class Engine:
                 num_tokens += len(delta.token_ids)
                 predicted = attempt.predicted(num_tokens)
                 insight = made.insight and made.insight.span(0, len(delta.token_ids))
-                yield _Part(delta, len(prompt_ids), cached_tokens, made.prompt_logprobs, predicted, insight)
+                yield _Part(delta, given.num_tokens, cached_tokens, made.prompt_logprobs, predicted, insight)
                 if delta.finish is not None:
                     return
         except AttemptFailed as failed:
@@ -244,11 +252,18 @@ class Engine:
         finally:
             attempt.close()
 
-    async def _tokenize(self, prompt: Prompt) -> Sequence[int]:
-        prompt_ids = await self._encode(prompt) if isinstance(prompt, str) else prompt
-        if len(prompt_ids) >= self.context_len:
-            raise InvalidRequest(words_too_long(len(prompt_ids), self.context_len), param="prompt")
-        return prompt_ids
+    async def _read(self, prompt: Prompt) -> EnginePrompt:
+        found = await self._given(prompt)
+        if found.num_tokens >= self.context_len:
+            raise InvalidRequest(words_too_long(found.num_tokens, self.context_len), param="prompt")
+        return found
+
+    async def _given(self, prompt: Prompt) -> EnginePrompt:
+        if isinstance(prompt, str):
+            return EnginePrompt(await self._encode(prompt))
+        if isinstance(prompt, np.ndarray):
+            return EnginePrompt(contents=(content_of_rows(checked_rows(prompt)),))
+        return EnginePrompt(prompt)
 
     async def _encode(self, text: str) -> Sequence[int]:
         """Return the tokens of a text, with those that the model wants at its beginning."""

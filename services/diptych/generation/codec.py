@@ -7,6 +7,7 @@ from collections.abc import Mapping, Set
 from typing import Any, Final
 
 from diptych.generation.attention_tokens import AttentionWish, TokenAttention
+from diptych.generation.embed_rows import EmbedRows
 from diptych.generation.finish import Finish
 from diptych.generation.grammar import Grammar, GrammarKind, Preamble
 from diptych.generation.insight import HiddenStates, Insight
@@ -93,7 +94,12 @@ def content_to_wire(content: ContentSegment) -> worker_pb2.ContentSegment:
         digest=content.digest,
         image=worker_pb2.Image(height=image.height, width=image.width, rgb=image.rgb) if image else None,
         encoder_instance_id=content.encoder,
+        rows=None if content.rows is None else _rows_to_wire(content.rows),
     )
+
+
+def _rows_to_wire(rows: EmbedRows) -> worker_pb2.EmbedRows:
+    return worker_pb2.EmbedRows(width=rows.width, names=rows.names, data=rows.data)
 
 
 def _timeout_ms(left_s: float) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 
 from diptych.common.arrays import I64
 from diptych.common.errors import InvalidRequest
+from diptych.generation.embed_rows import EmbedRows
 from diptych.generation.segments import ContentSegment, Image, content_len, prompt_keys
 from diptych.tokens.packed_tokens import TOKEN_BYTES
 from diptych.v1 import worker_pb2
@@ -38,7 +39,8 @@ def contents_of(leg: StartLeg) -> tuple[ContentSegment, ...]:
 
 def _content_of(wire: worker_pb2.ContentSegment) -> ContentSegment:
     image = Image(wire.image.height, wire.image.width, wire.image.rgb) if wire.HasField("image") else None
-    return ContentSegment(wire.start, wire.num_tokens, wire.digest, image, wire.encoder_instance_id)
+    rows = EmbedRows(wire.rows.width, wire.rows.names, wire.rows.data) if wire.HasField("rows") else None
+    return ContentSegment(wire.start, wire.num_tokens, wire.digest, image, wire.encoder_instance_id, rows)
 
 
 def prompt_len(leg: StartLeg) -> int:

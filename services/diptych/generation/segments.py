@@ -1,10 +1,10 @@
-"""A prompt is segments: token ids, or content (an image, a sound) that a digest names and that takes places of tokens.
+"""A prompt is segments: token ids, or content (an image, rows of numbers) that is named and takes places of tokens.
 
 A prompt's *keys* say what stands at each of its places, one int64 for each. A token's key is its id. The keys of
 content are below zero, and follow from its digest and the place within it; four in a row hold nearly all bits of the
-digest. So prompts are named (`page_hash`), compared and cached by their keys, whatever they are made of: a prompt of
-tokens alone by its tokens. Rule: a key is the same in every release, because workers and routers compare what is made
-of them.
+digest. Rows have names of their own, each a key (`embed_rows`). So prompts are named (`page_hash`), compared and cached
+by their keys, whatever they are made of: a prompt of tokens alone by its tokens. Rule: a key is the same in every
+release, because workers and routers compare what is made of them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from diptych.common.arrays import I64, U64
+from diptych.common.arrays import F32, I64, U64
 from diptych.common.errors import InvalidRequest
+from diptych.generation.embed_rows import EmbedRows, named
 
 DIGEST_BYTES: Final = 32
 CHANNELS: Final = 3  # of a pixel, a byte each
@@ -56,10 +57,16 @@ class ContentSegment:
     digest: bytes  # SHA-256 of what is encoded: content with the same one shares KV
     image: Image | None = None  # what it is made of
     encoder: int = 0  # instance that has its rows, to be pulled; 0: nobody, as far as is known
+    rows: EmbedRows | None = None  # what it is made of, if it is no image
 
     @property
     def end(self) -> int:
         return self.start + self.num_tokens
+
+    @property
+    def is_computable(self) -> bool:
+        """Whether all of it is here: pixels, or numbers."""
+        return bool(self.rows.data) if self.rows is not None else self.image is not None and bool(self.image.rgb)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -75,6 +82,8 @@ class ContentSegment:
 
     @property
     def keys(self) -> I64:
+        if self.rows is not None:
+            return self.rows.keys
         words = np.frombuffer(self.digest, "<u8").astype(np.uint64)
         places = np.arange(self.num_tokens, dtype=np.uint64)
         length = np.uint64(self.num_tokens * _LENGTH_STEP % 2**64)
@@ -114,10 +123,23 @@ def prompt_keys(token_ids: I64, contents: Sequence[ContentSegment] = ()) -> I64:
     return np.concatenate([each.keys for each in segments(token_ids, contents)]) if contents else token_ids
 
 
+def content_of_rows(rows: F32) -> ContentSegment:
+    """Return the content of a prompt that is rows `[num_rows, width]`, at least one, and nothing else."""
+    found, digest = named(rows)
+    return ContentSegment(0, len(rows), digest, rows=found)
+
+
 def without_pixels(content: ContentSegment) -> ContentSegment:
-    """Return the same for whoever encodes nothing: positions follow from its size."""
+    """Return the same for whoever computes nothing of it: positions follow from its size, and keys from names."""
+    if content.rows is not None:
+        return replace(content, rows=replace(content.rows, data=b""))
     image = content.image
     return content if image is None else replace(content, image=Image(image.height, image.width))
+
+
+def are_computable(contents: Iterable[ContentSegment]) -> bool:
+    """Whether a prompt can be computed here: of an image, a worker that was sent its KV has the size alone."""
+    return all(each.is_computable for each in contents)
 
 
 def content_len(contents: Sequence[ContentSpan]) -> int:
@@ -132,6 +154,8 @@ def _check(content: ContentSegment, earliest: int, latest: int) -> None:
         )
     if content.num_tokens < 1:
         raise InvalidRequest("content takes at least one place of the prompt", param="contents")
+    if content.rows is not None:
+        content.rows.check(content.num_tokens)
     if not earliest <= content.start <= latest:
         words = f"content can't start at place {content.start}: those before it leave {earliest} to {latest}"
         raise InvalidRequest(words, param="contents")

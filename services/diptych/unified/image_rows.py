@@ -18,7 +18,7 @@ from diptych.engine.values.batch import ForwardBatch, ImageRows
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.image_rows import row_keys, row_namespace
-from diptych.generation.segments import ContentSegment
+from diptych.generation.segments import ContentSegment, are_computable
 
 
 class RowPages:
@@ -46,7 +46,7 @@ class RowPages:
         """Say why the image of a leg can't be encoded here; None when it can."""
         if not self.can_carry or self._limits.vision is None:
             return "this worker encodes no images: its model has no tower, or it has several ranks"
-        if len(request.contents) != 1 or not request.has_pixels:
+        if len(request.contents) != 1 or not are_computable(request.contents):
             return "a leg of kind encode has one image, with its pixels (rgb)"
         if (problem := refuse_image(request.contents[0], self._limits.vision)) is not None:
             return problem

@@ -9,10 +9,11 @@ from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from diptych.common.members.roles import LegKind
-from diptych.generation.segments import ContentSegment, Image
+from diptych.generation.segments import ContentSegment, Image, content_of_rows
 from diptych.router.serve import encoding
 from diptych.router.serve.encoding import encode_images
 from diptych.v1.inference_pb2 import FINISH_REASON_LENGTH
@@ -136,6 +137,12 @@ def test_images_whose_pages_a_worker_has_are_not_encoded_and_one_that_comes_twic
     assert encode({FIRST: encoder}, num_cached=7)[1] == (1, 0)
     assert encode({FIRST: encoder}, num_cached=14)[1] == (0, 0)
     assert encode({FIRST: encoder}, contents=(image(1, 3), image(1, 10)))[1] == (1, 0)
+
+
+def test_rows_that_a_client_gave_are_no_images() -> None:
+    encoder = Encoder(ends)
+    assert encode({FIRST: encoder}, contents=(content_of_rows(np.ones((3, 4), np.float32)),)) == ({}, (0, 0))
+    assert not encoder.started
 
 
 def test_where_nobody_encodes_nothing_is_waited_for() -> None:

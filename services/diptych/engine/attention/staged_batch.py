@@ -83,6 +83,8 @@ class StagedBatch:
     rope_positions: Tensor | None = None  # int64 [3, num_tokens]: see `ForwardBatch`
     image_tokens: Tensor | None = None  # int64 [num_image_rows]: in whose place rows of images stand
     image_rows: Tensor | None = None  # [1 + num_taps, num_image_rows, hidden_size]: see `VisionTower.encode`
+    embed_tokens: Tensor | None = None  # int64 [num_given_rows]: in whose place rows stand that clients gave
+    embed_rows: Tensor | None = None  # [num_given_rows, hidden_size]
     watcher: Watcher | None = None  # None: nobody asks what tokens look at
 
     @property

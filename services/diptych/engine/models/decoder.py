@@ -243,6 +243,8 @@ class Decoder:
         x = self._embedded(batch.input_ids) if self._config.has_first_layer else self._received(batch.input_ids)
         if batch.image_tokens is not None and batch.image_rows is not None:
             x[batch.image_tokens] = batch.image_rows[0]
+        if batch.embed_tokens is not None and batch.embed_rows is not None and self._config.has_first_layer:
+            x[batch.embed_tokens] = batch.embed_rows
         if self._joint is not None:
             assert rows is not None
             assert batch.rows_before is not None

@@ -19,6 +19,7 @@ from diptych.architectures.next_layer import SHARED
 from diptych.architectures.placement import Placed
 from diptych.checkpoints.quantization.weight import Stored, expanded
 from diptych.checkpoints.source import BlankModel, ModelSource
+from diptych.common.arrays import F32
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.layer_constants import new_sinks, rope_tables
@@ -31,7 +32,7 @@ from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.matrices.matrix import Matrix
 from diptych.engine.models.matrices.weights import Assembly, Weights, load
 from diptych.engine.models.pieces import Pieces
-from diptych.engine.models.vision_tower import VisionTower
+from diptych.engine.models.vision_tower import VisionTower, brought
 from diptych.engine.pooling.pooler import Pooler
 from diptych.engine.runner.attention_capture import AttentionCapture
 from diptych.engine.runner.backends import Backend, Setting, choose, narrowing
@@ -123,13 +124,25 @@ class LoadedModel:
     def image_counts(self) -> ImageCounts:
         return ImageCounts() if self.images is None else self.images.counts
 
-    def with_images(self, staged: StagedBatch, on_tower_layer: Callable[[], None]) -> StagedBatch:
-        """Return the step with the rows of its images, which are encoded if they are not there."""
+    def with_rows(self, staged: StagedBatch, on_tower_layer: Callable[[], None]) -> StagedBatch:
+        """Return the step with the rows that stand in place of tokens: of images, which are encoded if they are not
+        there, and those that clients gave.
+        """
+        given = staged.host.embeds
+        if given is not None:
+            tokens, rows = brought(given.tokens, staged.input_ids.device), self._given(given.values)
+            staged = replace(staged, embed_tokens=tokens, embed_rows=rows)
         if not staged.host.images:
             return staged
         assert self.images is not None, "admission refuses images where there is no tower"
         found = self.images.of_step(staged.host.images, staged.input_ids.device, on_tower_layer)
         return replace(staged, image_tokens=found.tokens, image_rows=found.rows)
+
+    def _given(self, values: F32) -> Tensor:
+        """Return rows in the type of the model's own, multiplied where those of tokens are behind their table."""
+        dtype, device = DTYPES[self.options.dtype], self.blueprint.device
+        rows = brought(values, device).to(dtype)
+        return rows * torch.tensor(self.config.embedding_scale, dtype=dtype) if self.config.scales_given_rows else rows
 
     def encode(self, batch: ForwardBatch, on_tower_layer: Callable[[], None]) -> Tensor:
         """Write the rows of the step's images to their pages; return logits that mean nothing."""

@@ -144,7 +144,7 @@ class ModelRunner:
             states = self.model.states
             if states is not None:
                 batch = states.before(batch)
-            staged = self.model.with_images(stage(batch, self._device), self._on_tower_layer)
+            staged = self.model.with_rows(stage(batch, self._device), self._on_tower_layer)
             staged = staged if states is None else states.staged(staged)
             self.model.attention.init_forward_metadata(staged)
             rows = logits_rows(batch) if self.model.pooler is None else self.model.pooler.rows(batch)

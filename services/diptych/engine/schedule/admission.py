@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from diptych.common.errors import InvalidRequest
 from diptych.generation.output import Failure, FailureCode
-from diptych.generation.segments import CHANNELS
+from diptych.generation.segments import CHANNELS, are_computable
 
 if TYPE_CHECKING:
     from diptych.architectures.vision import VisionInput
     from diptych.engine.values.limits import Limits
     from diptych.engine.values.request import Request
+    from diptych.generation.embed_rows import EmbedRows
     from diptych.generation.insight import InsightWish
     from diptych.generation.segments import ContentSegment
 
@@ -61,16 +63,40 @@ def _no_processor(name: str, limits: Limits) -> str:
 
 
 def refuse_contents(request: Request, limits: Limits) -> str | None:
-    """Say why the images of a prompt can't be taken; None when they can."""
+    """Say why what is no tokens of a prompt can't be taken; None when it can."""
+    rows = [each.rows for each in request.contents if each.rows is not None]
+    images = [each for each in request.contents if each.rows is None]
+    if (problem := _refuse_scores(request)) is not None:
+        return problem
+    if (problem := next(filter(None, (_refuse_rows(each, limits.row_width) for each in rows)), None)) is not None:
+        return problem
+    return _refuse_images(images, limits) if images else None
+
+
+def _refuse_scores(request: Request) -> str | None:
+    scored, end = request.prompt_logprobs, request.contents[-1].end
+    if scored is None or scored.start + 1 >= end:
+        return None
+    words = "log-probabilities of a prompt are of tokens: behind its last image or row"
+    return f"{words} they begin with start {end - 1}"
+
+
+def _refuse_rows(rows: EmbedRows, width: int) -> str | None:
+    if not width:
+        words = "this worker takes no input_embeds: its model makes no text, gives each layer a token's own numbers"
+        return f"{words}, or is guessed for by a model that would see no rows; send text or tokens"
+    if rows.width != width:
+        return f"a row of input_embeds has {width} numbers, the hidden size of this model, not {rows.width}"
+    return None
+
+
+def _refuse_images(images: Sequence[ContentSegment], limits: Limits) -> str | None:
     vision = limits.vision
     if vision is None:
         return "the prompt has content that is no text; this model takes text only"
-    scored, end = request.prompt_logprobs, request.contents[-1].end
-    if scored is not None and scored.start + 1 < end:
-        return f"log-probabilities of a prompt are of tokens: behind its last image they begin with start {end - 1}"
-    if (problem := next(filter(None, (refuse_image(each, vision) for each in request.contents)), None)) is not None:
+    if (problem := next(filter(None, (refuse_image(each, vision) for each in images)), None)) is not None:
         return problem
-    longest = max(each.num_tokens for each in request.contents)
+    longest = max(each.num_tokens for each in images)
     if vision.is_whole and longest > limits.max_whole_tokens:
         words = f"an image takes {longest} places, whose rows see each other"
         return f"{words}: a step of this worker computes {limits.max_whole_tokens} at most (see --max-step-tokens)"
@@ -93,10 +119,10 @@ def refuse_image(content: ContentSegment, vision: VisionInput) -> str | None:
 
 
 def refuse_without_pixels(request: Request) -> Failure | None:
-    """Say so of a prompt that is to be computed here, and whose images came as sizes alone; None of others."""
-    if request.has_pixels:
+    """Say so of a prompt that is to be computed here, and came without pixels, or numbers of rows; None of others."""
+    if are_computable(request.contents):
         return None
-    words = "the prompt's images came without their pixels (rgb), and it is to be computed here"
+    words = "the prompt's images came without their pixels (rgb), or rows without data, and it is to be computed here"
     return Failure(FailureCode.INVALID, words)
 
 

@@ -21,6 +21,7 @@ from diptych.engine.values.batch import (
 )
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Chunk, Step
+from diptych.engine.values.step_rows import StepRows
 from diptych.generation.segments import rope_positions
 from diptych.kvtransfer.ownership import NULL_PAGE, Pages
 
@@ -74,7 +75,8 @@ def build_batch(
     spans = [chunk.request.tokens[chunk.start : chunk.start + chunk.num_tokens] for chunk in step.chunks]
     images = _images(step.chunks, len(row_tokens))
     encodes = _encodes(step.chunks, table[len(step.decodes) :])
-    input_ids = _without_keys(np.concatenate([row_tokens, *spans]), images)
+    embeds = _embeds(step.chunks, len(row_tokens))
+    input_ids = _without_keys(np.concatenate([row_tokens, *spans]), images, embeds)
     num_sampled = np.array([*row_lens, *(int(chunk.is_last) for chunk in step.chunks)], dtype=np.int64)
     return ForwardBatch(
         mode=_mode(step),
@@ -92,6 +94,7 @@ def build_batch(
         rope_positions=_rope_positions(requests, starts, extend_lens, positions),
         insight=_insight_rows(requests, num_sampled),
         images=images,
+        embeds=embeds,
         encodes=encodes,
     )
 
@@ -247,12 +250,25 @@ def _images(chunks: Sequence[Chunk], first: int) -> tuple[ImageRows, ...]:
         request, end = chunk.request, chunk.start + chunk.num_tokens
         for content in request.contents:
             start, stop = max(content.start, chunk.start), min(content.end, end)
-            if start < stop:
+            if content.rows is None and start < stop:
                 assert content.image is not None, "admission refuses content that is no image"
                 key, token = request.extra_key + content.digest, first + start - chunk.start
                 found.append(ImageRows(key, content.image, start - content.start, stop - start, token))
         first += chunk.num_tokens
     return tuple(found)
+
+
+def _embeds(chunks: Sequence[Chunk], first: int) -> StepRows | None:
+    """Return the parts of given rows that chunks have, which begin at token `first` of the step; None: no chunk has."""
+    tokens, values = [], []
+    for chunk in chunks:
+        for content in chunk.request.contents:
+            start, stop = max(content.start, chunk.start), min(content.end, chunk.start + chunk.num_tokens)
+            if content.rows is not None and start < stop:
+                tokens.append(np.arange(start, stop) + (first - chunk.start))
+                values.append(content.rows.span(start - content.start, stop - content.start))
+        first += chunk.num_tokens
+    return StepRows(np.concatenate(tokens), np.concatenate(values)) if tokens else None
 
 
 def _encodes(chunks: Sequence[Chunk], tables: I32) -> tuple[ImageRows, ...]:
@@ -267,10 +283,12 @@ def _encodes(chunks: Sequence[Chunk], tables: I32) -> tuple[ImageRows, ...]:
     return tuple(found)
 
 
-def _without_keys(input_ids: I64, images: Sequence[ImageRows]) -> I64:
+def _without_keys(input_ids: I64, images: Sequence[ImageRows], embeds: StepRows | None) -> I64:
     """Return tokens alone: below zero are placeholders of what a running step samples."""
     for image in images:
         input_ids[image.token : image.token + image.num_rows] = 0
+    if embeds is not None:
+        input_ids[embeds.tokens] = 0
     return input_ids
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FP8: Final = "fp8_e4m3"
 # fields that came after pages were first kept, of models and layouts, as they are where a page has nothing of them
-LATER: Final[dict[str, Any]] = {"state_nbytes": 0, "total_layers": (), "stage": None}
+LATER: Final[dict[str, Any]] = {"state_nbytes": 0, "total_layers": (), "stage": None, "scales_given_rows": False}
 
 
 def worker_terms(

@@ -30,6 +30,7 @@ from diptych.engine.values.batch import (
     WindowGroups,
 )
 from diptych.engine.values.rounds import Part, Round
+from diptych.engine.values.step_rows import StepRows
 from diptych.generation.segments import Image
 from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.transport import PageIndices, PageWrite
@@ -239,6 +240,7 @@ def step_to_wire(batch: ForwardBatch) -> rank_pb2.Step:
         windows=None if batch.window_groups is None else _windows_to_wire(batch.window_groups),
         rope_positions=None if batch.rope_positions is None else to_bytes(batch.rope_positions),
         images=map(_image_to_wire, batch.images),
+        embeds=None if batch.embeds is None else _embeds_to_wire(batch.embeds),
         **{name: to_bytes(getattr(batch, name)) for name in _ARRAYS},
     )
 
@@ -263,6 +265,7 @@ def step_from_wire(wire: rank_pb2.Step) -> ForwardBatch:
         adapters=from_bytes(wire.adapters) if wire.HasField("adapters") else None,
         rope_positions=from_bytes(wire.rope_positions).reshape(3, -1) if wire.HasField("rope_positions") else None,
         images=tuple(map(_image_from_wire, wire.images)),
+        embeds=_embeds_from_wire(wire.embeds) if wire.HasField("embeds") else None,
     )
 
 
@@ -294,6 +297,15 @@ def _image_to_wire(rows: ImageRows) -> rank_pb2.ImageRows:
 
 def _image_from_wire(wire: rank_pb2.ImageRows) -> ImageRows:
     return ImageRows(wire.key, Image(wire.height, wire.width, wire.rgb), wire.first, wire.num_rows, wire.token)
+
+
+def _embeds_to_wire(rows: StepRows) -> rank_pb2.StepRows:
+    return rank_pb2.StepRows(tokens=to_bytes(rows.tokens), values=rows.values.astype("<f4", copy=False).tobytes())
+
+
+def _embeds_from_wire(wire: rank_pb2.StepRows) -> StepRows:
+    tokens = from_bytes(wire.tokens)
+    return StepRows(tokens, np.frombuffer(wire.values, "<f4").reshape(len(tokens), -1).copy())
 
 
 def draft_to_wire(batch: DraftBatch) -> rank_pb2.DraftStep:

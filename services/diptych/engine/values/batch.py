@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from diptych.common.arrays import F32, I32, I64, U64
 from diptych.engine.values.logit_processor import Processed
+from diptych.engine.values.step_rows import StepRows
 from diptych.generation.insight import Insight, InsightWish
 from diptych.generation.logprobs import LogprobsBatch
 from diptych.generation.segments import Image
@@ -195,6 +196,7 @@ class ForwardBatch:
     rows_before: I64 | None = None  # [num_tokens]: places of `HiddenRows`, of a model that joins them; else None
     rope_positions: I64 | None = None  # [3, num_tokens]: of time, height and width; None: `positions` are all three
     images: tuple[ImageRows, ...] = ()  # where `input_ids` mean nothing
+    embeds: StepRows | None = None  # likewise
     looks_ahead: bool = False  # attends as a step with images does, to be run ahead of them
     encodes: tuple[ImageRows, ...] = ()  # to be written to pages: then that is all that the step does
     insight: InsightRows | None = None  # None: nobody asks

@@ -20,7 +20,7 @@ class ImageCuts(enum.Enum):
 def len_beside_images(request: Request, start: int, end: int) -> int:
     """Return how long a chunk is that would go to `end` if it could end inside an image."""
     for content in request.contents:
-        if content.start < end < content.end:
+        if content.image is not None and content.start < end < content.end:
             return (content.start if content.start > start else content.end) - start
     return end - start
 

@@ -46,6 +46,7 @@ class Limits:
     max_drafts: int = MAX_DRAFTS  # that a step verifies, of all its requests
     pooling: Pooling | None = None  # what is made of a prompt where no text is
     vision: VisionInput | None = None  # how images are to be; None: the model takes text only
+    row_width: int = 0  # numbers of a row that a client may give in place of a token's embedding; 0: none may
     image_row_nbytes: int = 0  # that a tower makes of a place, which pages can carry; 0: none, or not on several ranks
     image_row_dtype: str = ""  # of the numbers in them
     watched: WatchedLayers = NOTHING_WATCHED  # whose attention requests may ask for

@@ -137,11 +137,6 @@ class Request:
         return self.num_tokens - self.computed_len
 
     @property
-    def has_pixels(self) -> bool:
-        """Whether all of it can be computed here: of an image, a worker that was sent its KV has the size alone."""
-        return all(each.image is not None and each.image.rgb for each in self.contents)
-
-    @property
     def has_begun(self) -> bool:
         """Whether some of it has been computed since it was admitted."""
         return self.computed_len > min(self.cached_len, self.num_tokens - 1)

@@ -56,7 +56,7 @@ async def encode_images(
     `leg`: what all legs of the request have in common. Images among the first `num_cached` places are left out: whoever
     computes the prompt has their pages.
     """
-    wanted = {each.digest: each for each in progress.request.prompt.contents if each.end > num_cached}
+    wanted = {each.digest: each for each in _images(progress) if each.end > num_cached}
     if not wanted:
         return {}
     found: dict[bytes, int] = {}
@@ -70,6 +70,10 @@ async def encode_images(
         await asyncio.gather(*tasks, return_exceptions=True)  # legs are aborted before others begin
     metrics.images_late.inc(len(wanted) - len(found))
     return found
+
+
+def _images(progress: Progress) -> Sequence[ContentSegment]:
+    return [each for each in progress.request.prompt.contents if each.image is not None]
 
 
 async def _encode(

@@ -18,6 +18,7 @@ from diptych.common.errors import InvalidRequest
 from diptych.generation.finish import Finish
 from diptych.generation.output_text import OutputText
 from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.segments import content_of_rows
 from diptych.router.admission.held_pixels import HeldPixels
 from diptych.router.errors import ContextLengthExceeded
 from diptych.router.text.chat_text import render
@@ -32,6 +33,7 @@ from diptych.router.values.request import (
     PoolingParams,
     Prompt,
     PromptText,
+    RowsPrompt,
     ServedModel,
     TextPrompt,
     Tokenized,
@@ -165,6 +167,8 @@ class Tokenization:
                 return frame[0] + self._cut(tokens, room, keeps_end, is_framed=False) + frame[1]
             case ChatPrompt():
                 raise InvalidRequest("a chat has no vector: give a text", param="messages")
+            case RowsPrompt():
+                raise InvalidRequest("rows have no vector: give a text", param="input_embeds")
 
     async def _check_texts(self, bounds: _Bounds, prompt: Prompt, texts: Sequence[str]) -> None:
         """Raise `ContextLengthExceeded` if one of them is far too long by itself: no copy of such a text is made."""
@@ -225,6 +229,9 @@ class Tokenization:
                 tokenized = await encode(prompt, text, add_special_tokens and not goes_on)
             case ChatPrompt():
                 tokenized = await self._chat(prompt, client, encode)
+            case RowsPrompt(rows):
+                name = partial(content_of_rows, rows)
+                return Tokenized(contents=(await self._do(name, client.account.tenant, rows.size),))
             case PairPrompt() | FramedPrompt():
                 raise AssertionError("of such prompts no text is made")
         if tokenized.text is None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from diptych.common.arrays import F32
 from diptych.common.errors import InvalidRequest
 from diptych.generation.leg_prompt import BYTES_PER_TOKEN
 from diptych.generation.request_groups import MAX_PRIORITY, NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
@@ -101,11 +102,18 @@ class ChatPrompt:
     images: Sequence[ImageInput] = ()  # of the parts that are images, in order
 
 
-Prompt = TextPrompt | TokenPrompt | ChatPrompt | PairPrompt | FramedPrompt
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsPrompt:
+    """Numbers that stand in place of the embeddings of tokens, of which there are none."""
+
+    rows: F32  # [num_rows, width], at least one of each; all are finite
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt | PairPrompt | FramedPrompt | RowsPrompt
 
 
 def images_of(prompt: Prompt) -> Sequence[ImageInput]:
-    return () if isinstance(prompt, PairPrompt | FramedPrompt) else prompt.images
+    return () if isinstance(prompt, PairPrompt | FramedPrompt | RowsPrompt) else prompt.images
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +260,7 @@ class Tokenized:
 
     @property
     def num_image_tokens(self) -> int:
-        return content_len(self.contents)
+        return content_len([each for each in self.contents if each.image is not None])
 
     @property
     def num_tokens(self) -> int:

@@ -10,7 +10,7 @@ from diptych.generation.insight import most_state_tokens, validate_states
 from diptych.generation.leg_prompt import words_far_too_long, words_too_long
 from diptych.router.errors import ContextLengthExceeded, ModelNotFound
 from diptych.router.keys.caller import Caller
-from diptych.router.values.request import POOL_HEADER, ChatPrompt, ClientRequest, Prompt, ServedModel
+from diptych.router.values.request import POOL_HEADER, ChatPrompt, ClientRequest, Prompt, RowsPrompt, ServedModel
 
 MAX_MESSAGES: Final = 4096  # of a chat
 MAX_PARTS: Final = 1024  # of a message: of its content, and calls
@@ -36,6 +36,7 @@ def check_request(
     check_model(client.model, model, model_ids, adapters)
     _check_purpose(client, model)
     _check_images(client, model)
+    _check_rows(client, model)
     _check_counts(client, max_choices)
     client.account.validate()
     _check_priority(client.account.priority, client.caller)
@@ -93,6 +94,22 @@ def _check_images(client: ClientRequest, model: ServedModel) -> None:
         raise InvalidRequest(words, param="echo" if client.echo else "prompt_logprobs")
     if client.turn is not None:
         raise InvalidRequest("a turn of a session takes no images", param="session_params")
+
+
+def _check_rows(client: ClientRequest, model: ServedModel) -> None:
+    """What else can be asked for beside rows, and how wide they are."""
+    rows = [prompt.rows for prompt in client.prompts if isinstance(prompt, RowsPrompt)]
+    if not rows:
+        return
+    width, size = rows[0].shape[1], model.hidden_size
+    if width != size:
+        words = f"a row of input_embeds has {size} numbers, the hidden size of {model.model_id}, not {width}"
+        raise InvalidRequest(words, param="input_embeds")
+    if client.echo or client.params.prompt_logprobs is not None:
+        words = "rows of input_embeds are no tokens, and have no text or log-probabilities to show"
+        raise InvalidRequest(f"{words}: leave out echo and logprob_start_len", param="input_embeds")
+    if client.turn is not None:
+        raise InvalidRequest("a turn of a session takes no input_embeds: give text or input_ids", param="input_embeds")
 
 
 def _check_priority(priority: int, caller: Caller) -> None:
@@ -171,4 +188,6 @@ def far_too_long(prompt: Prompt, max_tokens: int) -> ContextLengthExceeded:
 
 def param_of(prompt: Prompt) -> str:
     """Return which field of a client's request a prompt is."""
+    if isinstance(prompt, RowsPrompt):
+        return "input_embeds"
     return "messages" if isinstance(prompt, ChatPrompt) else "prompt"

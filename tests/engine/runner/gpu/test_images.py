@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from emulated_gpu import Recorder, emulated_runner
+from row_models import RowModel, request_of_rows, rows_like
 from tiny_vision import VisionModel, picture, save_qwen2_5_vl, save_qwen3_vl
 from vision_engine import NUM_OUTPUTS, NUM_PAGES, PAGE_SIZE, TWO_IMAGES, VisionEngine, request_of, seen
 
@@ -135,6 +136,27 @@ def test_rows_of_an_image_that_see_each_other_are_computed_between_graphs_of_tex
     found = engine.run(*(request_of(room, prompt) for room, prompt in prompts.items()))
     assert found == {room: gemma3_vision.greedy(prompt, NUM_OUTPUTS) for room, prompt in prompts.items()}
     assert engine.runner.image_counts.num_encoded == 3
+
+
+@pytest.mark.parametrize(
+    ("new_runner", "graphs"),
+    [
+        pytest.param(emulated, "on", id="emulated"),
+        *(pytest.param(on_gpu, graphs, marks=OF_GPU, id=f"graphs-{graphs}") for graphs in ("off", "on")),
+    ],
+)
+def test_rows_that_clients_gave_are_computed_between_graphs_of_text(
+    model: VisionModel, source: ModelSource, new_runner: NewRunner, graphs: str
+) -> None:
+    rows_model = RowModel(model.folder, model.theirs)
+    prompts = {room: rows_like(rows_model, room, 9 + room) for room in (1, 2)}
+    engine = VisionEngine(source, new_runner(source, graphs), 7)
+    requests = [request_of_rows(room, rows) for room, rows in prompts.items()]
+    found = engine.run(*requests, request_of(3, [9, 8, 7, 6, 5]))
+    assert found[3] == model.greedy([9, 8, 7, 6, 5], NUM_OUTPUTS)
+    assert {room: found[room] for room in prompts} == {
+        room: rows_model.greedy(rows, NUM_OUTPUTS) for room, rows in prompts.items()
+    }
 
 
 def test_a_graph_of_text_behind_an_image_reads_the_positions_of_each_step(

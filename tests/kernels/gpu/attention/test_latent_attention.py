@@ -10,7 +10,7 @@ from rounding import assert_rows_are_rounded
 from torch import Tensor
 
 from diptych.kernels.gpu.attention import hopper_latent
-from diptych.kernels.gpu.attention.decode_attention import FP8
+from diptych.kernels.gpu.attention.decode_attention import FP8, batch_block
 from diptych.kernels.gpu.attention.latent_attention import (
     LatentShape,
     LatentWorkspace,
@@ -151,6 +151,21 @@ def test_many_parts_of_few_requests_are_added_up_by_more_programs(
     assert astuple(merge_launch(shape, batch, num_splits)) == launch
     few = LatentShape(16, 512, 64, 64, torch.bfloat16, torch.bfloat16)
     assert astuple(merge_launch(few, 1, 132)) == (128, 32, 4)
+
+
+@pytest.mark.parametrize("num_sms", [78, 114, 132])
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, FP8])
+@pytest.mark.parametrize("num_heads", [16, 32, 128])
+def test_batches_between_powers_of_two_are_added_up_by_what_is_compiled_for_those(
+    num_heads: int, kv_dtype: torch.dtype, num_sms: int
+) -> None:
+    shape = LatentShape(num_heads, 512, 64, 64, torch.bfloat16, kv_dtype)
+
+    def compiled(batch: int) -> object:
+        return merge_launch(shape, batch, latent_splits(shape, batch, 1 << 20, num_sms)), batch_block(batch)
+
+    warmed = {compiled(batch) for power in range(9) for batch in (1 << power, 3 << power)}
+    assert {compiled(batch) for batch in range(1, 257)} <= warmed
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final, Protocol
 
 import torch
+import triton
 from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -49,6 +50,7 @@ def serves(dims: tuple[int, int], dtype: torch.dtype, kv: Tensor) -> bool:
     """Whether the kernel reads pages like these, of one layer or of all; `dims`: of a latent, and what rotates."""
     return (
         kv.is_cuda
+        and not triton.knobs.runtime.interpret
         and torch.cuda.get_device_capability(kv.device) == HOPPER
         and dims == DIMS
         and dtype in DTYPES

@@ -146,8 +146,12 @@ class MergeLaunch:
 
 
 def merge_launch(shape: LatentShape, batch: int, num_splits: int) -> MergeLaunch:
-    """Few heads of many parts are shared out by dimensions; many heads are programs enough. By an H200's times."""
-    rank, parts = power_of_two(shape.rank), num_splits // max(1, batch) + 2  # of requests of equal lengths
+    """Few heads of many parts are shared out by dimensions; many heads are programs enough. By an H200's times.
+
+    Batches between two powers of two have the launch of the larger one: a worker compiles that before it serves.
+    """
+    batch = power_of_two(max(1, batch))
+    rank, parts = power_of_two(shape.rank), num_splits // batch + 2  # of requests of equal lengths
     if parts <= 4:
         return MergeLaunch(rank, 2, 1)
     if parts <= 12:

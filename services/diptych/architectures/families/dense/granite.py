@@ -14,6 +14,7 @@ def _read(hf: HfConfig) -> ModelConfig:
     return replace(
         hf.shared("granite"),
         embedding_scale=float(hf.get("embedding_multiplier", 1.0)),
+        scales_given_rows=True,
         query_scale=float(hf.get("attention_multiplier", 1.0)),
         residual_scale=float(hf.get("residual_multiplier", 1.0)),
         logits_divisor=float(hf.get("logits_scaling", 1.0)),

@@ -24,7 +24,14 @@ from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.runner.gpu.copy_queues import StreamMark
 from diptych.engine.runner.gpu.graphs import Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs
-from diptych.engine.runner.gpu.ladder import NO_SLOT, common_rung_of, common_token_rung_of, rung_of, token_rung_of
+from diptych.engine.runner.gpu.ladder import (
+    NO_SLOT,
+    common_rung_of,
+    common_token_rung_of,
+    has_rows,
+    rung_of,
+    token_rung_of,
+)
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.step_ends import StepEnds
 from diptych.engine.runner.late_rows import LateRows
@@ -239,11 +246,11 @@ class GpuRunner:
             return token_rung_of(batch, pieces.rungs)
         rung = common_token_rung_of(self._sharing.round, pieces.rungs)
         self._sharing.padded_rows = rung
-        return None if batch.images or rung not in pieces else rung
+        return None if has_rows(batch) or rung not in pieces else rung
 
     def _launch(self, batch: ForwardBatch) -> Tensor:
         """Queue kernel by kernel; first the tower's, of images whose rows are not there."""
-        staged = self.model.with_images(self._inputs.stage(batch), self._on_tower_layer)
+        staged = self.model.with_rows(self._inputs.stage(batch), self._on_tower_layer)
         self.model.attention.init_forward_metadata(staged)
         return self._forward(staged, self.layer_listener())[: len(logits_rows(batch))]
 

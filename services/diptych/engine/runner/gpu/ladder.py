@@ -63,11 +63,16 @@ def token_ladder(most: int) -> tuple[int, ...]:
 def token_rung_of(batch: ForwardBatch, rungs: Sequence[int]) -> int | None:
     """Return for how many tokens the pieces are recorded by which to compute `batch`; None: kernel by kernel.
 
-    It has prompts, and perhaps requests that continue. What is recorded has no place for rows of images.
+    It has prompts, and perhaps requests that continue.
     """
-    if batch.mode is ForwardMode.DECODE or batch.images:
+    if batch.mode is ForwardMode.DECODE or has_rows(batch):
         return None
     return next((rung for rung in rungs if rung >= len(batch.input_ids)), None)
+
+
+def has_rows(batch: ForwardBatch) -> bool:
+    """Whether rows of images, or of clients, stand in place of tokens: what is recorded has no place for any."""
+    return bool(batch.images) or batch.embeds is not None
 
 
 def common_token_rung_of(common: Round, rungs: Sequence[int]) -> int | None:

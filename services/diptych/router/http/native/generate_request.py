@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from diptych.common.errors import InvalidRequest
+from diptych.generation.embed_rows import rows_of
 from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.sampling_params import MAX_LOGPROB_TOKEN_IDS, MAX_TOP_LOGPROBS, SamplingParams
 from diptych.router.http.fields.attention_fields import AttentionFields
@@ -27,13 +28,17 @@ from diptych.router.http.fields.text_parts import PredictionFields, predicted_te
 from diptych.router.http.native.generate_layout import GenerateStyle
 from diptych.router.values.images import ImageInput, image_or_file
 from diptych.router.values.kept_sessions import Follow
-from diptych.router.values.request import Prompt, TextPrompt, TokenPrompt
+from diptych.router.values.request import Prompt, RowsPrompt, TextPrompt, TokenPrompt
 from diptych.router.values.validation import MAX_PARTS
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_NEW_TOKENS: Final = 128  # as SGLang has it
 Ids = Annotated[list[Token], Field(min_length=1)]
 Named = Annotated[list[Token], Field(max_length=MAX_LOGPROB_TOKEN_IDS)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Row = Annotated[list[Number], Field(min_length=1, fail_fast=True)]
+Rows = Annotated[list[Row], Field(min_length=1, fail_fast=True)]
+ManyRows = Annotated[list[Rows], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 Images = Annotated[list[str], Field(max_length=MAX_PARTS)]  # each a URL, or a file in base64
 ManyImages = Annotated[list[str | Images | None], Field(max_length=MAX_PARTS)]
 
@@ -99,11 +104,12 @@ class SessionParams(StrictModel):
 
 
 class GenerateRequest(RequestFields, AttentionFields):
-    """The body: `text` or `input_ids`, one or several."""
+    """The body: `text`, `input_ids` or `input_embeds`, one or several."""
 
     text: str | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)] | None = None
     image_data: str | ManyImages | None = None  # of one prompt; or of several, an entry for each
     input_ids: Ids | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)] | None = None
+    input_embeds: Rows | ManyRows | None = None  # rows of numbers in place of the embeddings of tokens
     sampling_params: Sampling | None = None
     return_logprob: bool | None = None
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -120,8 +126,11 @@ class GenerateRequest(RequestFields, AttentionFields):
     def check(self) -> None:
         super().check()
         self.sampling.refuse_unsupported("sampling_params.")
-        if (self.text is None) == (self.input_ids is None):
-            raise InvalidRequest("give either text or input_ids", param="text")
+        if sum(given is not None for given in (self.text, self.input_ids, self.input_embeds)) != 1:
+            raise InvalidRequest("give one of text, input_ids and input_embeds, and no other", param="text")
+        if self.input_embeds is not None and self.image_data is not None:
+            words = "input_embeds has no place for images: leave out image_data, or give text or input_ids"
+            raise InvalidRequest(words, param="image_data")
         if self.session_params is not None and (self.is_batch or (self.sampling.n or 1) > 1):
             raise InvalidRequest("a turn of a session has one prompt and one output", param="session_params")
         if self.scores_prompt and self.stream:
@@ -157,6 +166,8 @@ class GenerateRequest(RequestFields, AttentionFields):
     @property
     def is_batch(self) -> bool:
         """Whether the answer is a list."""
+        if self.input_embeds is not None:
+            return isinstance(self.input_embeds[0][0], list)
         given: Any = self.input_ids if self.text is None else self.text
         return not isinstance(given, str) and not isinstance(given[0], int)
 
@@ -180,6 +191,9 @@ class GenerateRequest(RequestFields, AttentionFields):
 
     def prompts(self) -> Sequence[Prompt]:
         """Raises `InvalidRequest`."""
+        if self.input_embeds is not None:
+            several: Any = self.input_embeds if self.is_batch else [self.input_embeds]
+            return [RowsPrompt(rows_of(rows)) for rows in several]
         if self.text is not None:
             texts = [self.text] if isinstance(self.text, str) else self.text
             return [TextPrompt(text, images=each) for text, each in zip(texts, self._images(len(texts)), strict=True)]

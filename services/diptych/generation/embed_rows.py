@@ -1,0 +1,90 @@
+"""Rows of numbers that a client gives in place of the embeddings of tokens, and the names that they go by.
+
+Rule: a row's name follows from all rows up to it. So prompts that begin with the same rows have the same names there,
+and what a cache keeps of the beginning is found by both, wherever they part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from diptych.common.arrays import F32, I64
+from diptych.common.errors import InvalidRequest
+
+NAME_BYTES: Final = 8
+NUMBER_BYTES: Final = 4
+_BELOW_ZERO: Final = np.uint64(1 << 63)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedRows:
+    """Rows as a model's layers are to see them."""
+
+    width: int  # numbers of each
+    names: bytes = field(repr=False)  # of each row the first 8 bytes of the SHA-256 of all rows up to it
+    data: bytes = field(default=b"", repr=False)  # float32 [num_rows, width], little-endian; empty where none is read
+
+    @property
+    def keys(self) -> I64:
+        """Return what stands at each place of the prompt, below zero: see `segments`."""
+        words = np.frombuffer(self.names, "<u8") | _BELOW_ZERO
+        return words.view(np.int64)
+
+    def span(self, first: int, end: int) -> F32:
+        """Return the numbers of the rows `[first, end)`."""
+        count = (end - first) * self.width
+        found: F32 = np.frombuffer(self.data, "<f4", count, first * self.width * NUMBER_BYTES)
+        return found.reshape(-1, self.width)
+
+    def check(self, num_rows: int) -> None:
+        """Raise `InvalidRequest` unless there are a name for each of so many rows, and all of their numbers or none."""
+        if len(self.names) != NAME_BYTES * num_rows:
+            words = f"{num_rows} rows have {NAME_BYTES * num_rows} bytes of names, not {len(self.names)}"
+            raise InvalidRequest(words, param="contents")
+        if len(self.data) not in (0, NUMBER_BYTES * self.width * num_rows):
+            words = f"{num_rows} rows of {self.width} numbers have {NUMBER_BYTES} bytes each, not {len(self.data)}"
+            raise InvalidRequest(f"{words} together", param="contents")
+
+
+def rows_of(numbers: Sequence[Sequence[float]]) -> F32:
+    """Return rows of numbers as an array `[num_rows, width]`, of which there is at least one.
+
+    Raises `InvalidRequest` unless all are as wide as the first, and finite in float32.
+    """
+    width = len(numbers[0])
+    for index, row in enumerate(numbers):
+        if len(row) != width:
+            words = f"row {index} of input_embeds has {len(row)} numbers, and the first has {width}: make them alike"
+            raise InvalidRequest(words, param="input_embeds")
+    return checked_rows(np.array(numbers, np.float64))
+
+
+def checked_rows(numbers: npt.NDArray[np.floating]) -> F32:
+    """Return the same as float32. Raises `InvalidRequest` unless they are finite rows, at least one."""
+    if numbers.ndim != 2 or not numbers.size or not np.issubdtype(numbers.dtype, np.floating):
+        shape = list(numbers.shape)
+        words = f"input_embeds is an array of {numbers.dtype} of shape {shape}: give floats, [num_rows, hidden_size]"
+        raise InvalidRequest(words, param="input_embeds")
+    with np.errstate(over="ignore"):
+        found = numbers.astype(np.float32)
+    if not np.isfinite(found).all():
+        words = "input_embeds has a number that no float32 holds: give finite ones, below 3.4e38"
+        raise InvalidRequest(words, param="input_embeds")
+    return found
+
+
+def named(rows: F32) -> tuple[EmbedRows, bytes]:
+    """Return rows `[num_rows, width]` with their names, and the digest of them all."""
+    so_far = hashlib.sha256(b"rows of float32\0" + rows.shape[1].to_bytes(8, "little"))
+    plain = np.ascontiguousarray(rows, "<f4")
+    names = bytearray()
+    for row in plain:
+        so_far.update(row)
+        names += so_far.digest()[:NAME_BYTES]
+    return EmbedRows(rows.shape[1], bytes(names), plain.tobytes()), so_far.digest()
