@@ -26,7 +26,9 @@ from report import Report, arguments
 from diptych.checkpoints.source import open_model
 from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.drafting.late_costs import LateCosts
 from diptych.engine.drafting.new_drafter import new_drafter
+from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.new_runner import new_runner
 from diptych.engine.scheduler.stepping import OverlappedStepping, QueuedSteps
@@ -73,9 +75,7 @@ class Reciter:
 class Side:
     """A core over the runner; serves groups of requests, one after the other."""
 
-    def __init__(
-        self, runner: OverlapRunner, speculate: str, num_pages: int = NUM_PAGES, pages_per_state: int = 0
-    ) -> None:
+    def __init__(self, runner: GpuRunner, speculate: str, num_pages: int = NUM_PAGES, pages_per_state: int = 0) -> None:
         self._runner = runner
         cache = KvCache(
             num_pages=num_pages,
@@ -85,7 +85,8 @@ class Side:
             pages_per_state=pages_per_state,
         )
         limits = Limits(CONTEXT_LEN, VOCAB, frozenset(), MAX_STEP_TOKENS, MAX_REQUESTS)
-        drafter = new_drafter(speculate, limits, time.thread_time)
+        late = LateCosts(lambda: runner.graph_use.late_times)
+        drafter = new_drafter(speculate, limits, time.thread_time, late=late)
         self._core = UnifiedCore(cache, limits, TransferRules(), 0, Role.LOCAL, drafter=drafter)
         self._outputs: dict[int, list[int]] = {}
         self._next_room = 1

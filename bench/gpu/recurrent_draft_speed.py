@@ -8,6 +8,7 @@ the row `late` is what that takes beside a step, for as many tokens as a step of
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from diptych.checkpoints.source import open_model
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.new_runner import new_runner
+from diptych.engine.runner.gpu.warm_up import _decode, greedy
 from diptych.engine.runner.kv_pool import new_kv
 from diptych.engine.runner.loaded_model import ModelOptions, load_model
 from diptych.engine.runner.model_runner import ModelRunner
@@ -73,6 +75,12 @@ def measure_late(report: Report, runner: GpuRunner, num_requests: int, num_true:
     report.row(NAME, f"late, {num_requests} x {num_true}", 1e6 * seconds, "us")
 
 
+def capture_all(runner: GpuRunner, limits: StepLimits) -> None:
+    """Have all graphs, as workers have: nothing is captured while it is measured."""
+    for num_rows in reversed(runner.row_rungs):
+        runner.execute(_decode(num_rows, limits, PAGE_SIZE), greedy(num_rows))
+
+
 def main() -> None:
     options = arguments(__doc__).parse_args()
     limits = StepLimits(MAX_STEP_TOKENS, MAX_REQUESTS, CONTEXT_LEN // PAGE_SIZE, max_drafts=MAX_DRAFTS)
@@ -86,6 +94,8 @@ def main() -> None:
         load_options = ModelOptions("bfloat16", max_requests=slots, row_tokens=row_tokens)
         model = load_model(source, new_kv(layout, DEVICE), load_options)
         runner = new_runner(model, limits, DEVICE, with_graphs=True)
+        capture_all(runner, limits)
+        runner.measure_late_rows(time.perf_counter)
         sides = {speculate: Side(runner, speculate, num_pages, per_state) for speculate in ("off", "suffix")}
         for size in SIZES[:1] if options.quick else SIZES:
             measure(report, sides, NAME, f"code edits, B {size}", texts_of("code edits", size, PREFIX_TOKENS))

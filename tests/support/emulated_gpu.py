@@ -164,12 +164,12 @@ def emulated_runner(
         nothing_recorded(),
         nothing_recorded(),
         layer_listener,
-        late_rows=_late_rows(model, Graphs(rungs, recorder)),
+        late_rows=_late_rows(model, Graphs(rungs, recorder), limits.max_samples),
     )
 
 
-def _late_rows(model: LoadedModel, graphs: Graphs) -> LateRows | None:
+def _late_rows(model: LoadedModel, graphs: Graphs, max_rows: int) -> LateRows | None:
     if model.states is None or model.states.row_tokens == 1:
         return None
-    nbytes = staged_nbytes(model.states.num_slots * model.states.row_tokens)
+    nbytes = staged_nbytes(model.states, max_rows)
     return LateRows(cast(Decoder, model.decoder), model.states, Staging(nbytes, CPU, Mark), graphs)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from diptych.engine.drafting.drafter import SourceDrafter
+from diptych.engine.drafting.late_costs import NO_PASS, LateCosts
 from diptych.engine.drafting.record import RequestRecords
 from diptych.engine.drafting.source import NO_GUESS, DraftSource, Guess
 from diptych.engine.drafting.step_costs import KNOWN
+from diptych.engine.drafting.step_timer import Launched, StepTimer
 from diptych.engine.values.core_report import SourceCounts
 from diptych.engine.values.limits import MAX_ROW_DRAFTS
 from diptych.engine.values.request import Request, new_request
@@ -379,6 +381,44 @@ def test_what_the_host_does_behind_drafts_is_part_of_what_they_cost(share: float
     plain_s, told_s = num_tokens * cost(8) / 8, world.drafter.report().saved_s
     assert plain_s / world.now_s > 0.98
     assert told_s == pytest.approx(plain_s - world.now_s, abs=0.02 * plain_s)
+
+
+class LateWorld(World):
+    """Notes how many tokens came true of rows with drafts, and are to be seen by states in the step behind."""
+
+    def __init__(self, texts: Mapping[int, Sequence[int]], late: LateCosts) -> None:
+        super().__init__(texts, Oracle(texts, randomly(0.7), 0.7), cpu)
+        self.drafter = SourceDrafter({"suffix": self}, self._clock, 256, late=late)
+        self.num_late = [0]
+
+    def step(self) -> None:
+        self.num_late.append(0)
+        super().step()
+
+    def _commit(self, request: Request, drafts: Sequence[int]) -> None:
+        num_before = request.num_tokens
+        super()._commit(request, drafts)
+        self.num_late[-1] += request.num_tokens - num_before if drafts and not request.has_ended else 0
+
+
+def test_a_step_is_told_how_many_tokens_states_see_late_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, real = [], StepTimer.launched
+
+    def launched(self: StepTimer, step: Launched) -> None:
+        told.append(step.num_late)
+        real(self, step)
+
+    monkeypatch.setattr(StepTimer, "launched", launched)
+    world = LateWorld(texts_of(2, 80), NO_PASS)
+    world.run()
+    assert told == world.num_late[:-1]
+    assert len({*told}) > 3
+
+
+def test_nobody_has_drafts_where_the_pass_that_they_need_takes_longer_than_they_save() -> None:
+    dear_pass = LateWorld(texts_of(2, 80), LateCosts(lambda: ((1, 1.0),)))
+    dear_pass.run()
+    assert not any(dear_pass.num_drafted)
 
 
 def test_drafts_pay_where_the_host_takes_long_and_guesses_are_right() -> None:

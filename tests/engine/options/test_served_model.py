@@ -120,6 +120,23 @@ def test_a_model_with_states_may_be_guessed_for_and_does_not_guess(
         as_served(source, options(tiny_recurrent_folder))
 
 
+def test_rules_of_torch_that_know_no_rows_have_no_guesses_on_gpus(
+    source: ModelSource, tiny_recurrent_folder: Path
+) -> None:
+    given = EngineOptions(speculate="suffix", attention_backend="torch").on("cuda")
+    recurrent = open_model(str(tiny_recurrent_folder))
+    with pytest.raises(ConfigError, match=r"'torch' has no guesses for recurrent layers on GPUs.*: give --attention-"):
+        as_served(recurrent, given)
+    for other in (
+        replace(given, speculate="off"),
+        replace(given, decode_attention_backend="triton"),
+        replace(given, attention_backend="auto"),
+        replace(given, device="cpu"),
+    ):
+        as_served(recurrent, other)
+    as_served(source, given)
+
+
 def test_a_vector_of_all_rows_is_refused_where_schedulers_share_experts(tiny_experts_folder: Path) -> None:
     """What they tell each other of a step are the rows of its last tokens."""
     experts = open_model(str(tiny_experts_folder))

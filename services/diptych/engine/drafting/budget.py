@@ -3,8 +3,9 @@
 A step of `n` requests brings `n` tokens, and of each draft as much of one as its chance is to come true. It takes as
 long as steps of so many tokens have taken (`StepCosts`). So drafts are taken in the order of their chances, and as many
 as make tokens a second the most; none, unless they make them `WORTH` times as many: a measurement is not exact, and a
-step without drafts can be planned while another runs. vLLM's adaptive verification (#47808, 2026) shares its slots out
-in the same way, by costs that are profiled at start.
+step without drafts can be planned while another runs. Where states see what came true in a pass of its own, that costs
+too: of each row with drafts one token more than come true of them. vLLM's adaptive verification (#47808, 2026) shares
+its slots out in the same way, by costs that are profiled at start.
 """
 
 from __future__ import annotations
@@ -54,13 +55,15 @@ def share_out(
     ranked = ranked[: max(0, min(most, costs.reach - num_requests))]
     plain_s = costs.at(num_requests)
     best, num_best, expected = WORTH * num_requests / plain_s, 0, float(num_requests)
-    places, most_passes, best_s = dict(passes.before), 0, plain_s
+    places, most_passes, best_s, rows = dict(passes.before), 0, plain_s, set[int]()
     for number, (chance, at) in enumerate(ranked, 1):
         expected += chance
+        rows.add(at)
         if -at in places:
             places[-at] += 1
             most_passes = max(most_passes, places[-at])
         took_s = costs.at(num_requests + number) + most_passes * passes.seconds
+        took_s += costs.late.at(expected - num_requests + len(rows))
         if expected > best * took_s:
             best, num_best, best_s = expected / took_s, number, took_s
     for chance, at in ranked[:num_best]:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from diptych.engine.drafting.ahead import AheadSource, Wanted
 from diptych.engine.drafting.asking import Asking
 from diptych.engine.drafting.budget import NO_PASSES, Passes, Shares, share_out
+from diptych.engine.drafting.late_costs import NO_PASS, LateCosts
 from diptych.engine.drafting.record import Record, RequestRecords
 from diptych.engine.drafting.source import NO_GUESS, DraftSource, Guess
 from diptych.engine.drafting.step_timer import Launched, StepTimer
@@ -74,10 +75,12 @@ class SourceDrafter:
         most_drafts: int,
         max_drafts: int = MAX_ROW_DRAFTS,
         ahead: AheadSource | None = None,
+        late: LateCosts = NO_PASS,
     ) -> None:
         """A step has at most `most_drafts`, each request `max_drafts`. `clock` says what asking takes, in seconds.
 
         Of `DRAFT_SOURCES` one is asked: the request's choice, or else the first. `ahead` is the draft model among them.
+        `late`: of states that see what came true.
         """
         named: Mapping[str, DraftSource] = sources if ahead is None else {**sources, ahead.name: ahead}
         self._ahead = ahead
@@ -91,11 +94,12 @@ class SourceDrafter:
         self._clock = clock
         self._most_drafts = most_drafts
         self._max_drafts = max_drafts
-        self._steps = StepTimer()
+        self._steps = StepTimer(late)
         self._costs = self._steps.costs
         self._drafted: dict[int, _Drafted] = {}  # by room
         self._newest_s = 0.0  # of the step that is planned
         self._passes_s = 0.0  # of that, for passes of a draft model
+        self._num_late = 0  # tokens that came true of rows with drafts, since a step was launched
         self._is_slower = False  # than others without guesses: the draft model computes it, too
         self._total_s = 0.0
         self._saved_s = 0.0
@@ -186,6 +190,7 @@ class SourceDrafter:
         """Return what drafts of the draft model for one request take, in its tokens, where no other one has some."""
         plain_s = self._costs.at(num_requests)
         took_s = self._costs.at(num_requests + num_drafts) + (num_before + num_drafts) * pass_s
+        took_s += self._costs.late.at(1 + num_drafts)
         return max(0.0, took_s - plain_s) * num_requests / plain_s
 
     def _settled(self, request: Request) -> _Drafted:
@@ -270,6 +275,7 @@ class SourceDrafter:
             drafted.survival.learn(expected, num_came)
             num_accepted = min(max(0, num_came - num_ahead), drafted.num_drafts)
             if drafted.num_drafts:
+                self._num_late += 0 if request.has_ended else 1 + num_accepted
                 drafted.records.learn(drafted.source, num_accepted - drafted.price)
             self._rows[drafted.source].add(drafted.num_drafts, num_accepted)
             self._saved_s += num_accepted * drafted.token_s
@@ -315,7 +321,8 @@ class SourceDrafter:
             self._drafted[room].num_drafts = len(token_ids)
         num_drafts = sum(map(len, drafts.values()))
         is_other = bool(step.chunks) or (self._is_slower and not num_drafts)
-        launched = Launched(rooms, num_drafts, is_other, now_s, self._newest_s, self._passes_s)
+        launched = Launched(rooms, num_drafts, is_other, now_s, self._newest_s, self._passes_s, self._num_late)
+        self._num_late = 0
         self._steps.launched(launched)
 
     def committed(self, now_s: float) -> None:

@@ -8,6 +8,7 @@ from diptych.engine.drafting import suffix_index
 from diptych.engine.drafting.ahead import AheadSource
 from diptych.engine.drafting.drafter import SourceDrafter
 from diptych.engine.drafting.forced import ForcedSource
+from diptych.engine.drafting.late_costs import NO_PASS, LateCosts
 from diptych.engine.drafting.ngram import NgramSource
 from diptych.engine.drafting.predicted import PredictedSource
 from diptych.engine.drafting.source import DraftSource
@@ -17,16 +18,20 @@ from diptych.generation.request_groups import NO_DRAFTS
 
 
 def new_drafter(
-    speculate: str, limits: Limits, clock: Callable[[], float], ahead: AheadSource | None = None
+    speculate: str,
+    limits: Limits,
+    clock: Callable[[], float],
+    ahead: AheadSource | None = None,
+    late: LateCosts = NO_PASS,
 ) -> SourceDrafter | None:
     """Return who drafts by `speculate`, one of `DRAFT_SOURCES`; None for "off". `clock` in seconds.
 
-    `ahead` asks the layers of "draft", "mtp" or "eagle", and is there for no other. Raises `ConfigError` where the
-    index of suffixes can't be compiled.
+    `ahead` asks the layers of "draft", "mtp" or "eagle", and is there for no other. `late`: of states that see
+    what came true. Raises `ConfigError` where the index of suffixes can't be compiled.
     """
     if speculate == NO_DRAFTS:
         return None
-    return SourceDrafter(_sources(speculate, limits.vocab_size), clock, limits.max_drafts, ahead=ahead)
+    return SourceDrafter(_sources(speculate, limits.vocab_size), clock, limits.max_drafts, ahead=ahead, late=late)
 
 
 def _sources(speculate: str, vocab_size: int) -> Mapping[str, DraftSource]:

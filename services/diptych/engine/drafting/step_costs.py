@@ -14,6 +14,8 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Final
 
+from diptych.engine.drafting.late_costs import NO_PASS, LateCosts
+
 EXACT: Final = 8  # up to so many tokens each number is a size of its own; beyond, a quarter of an octave is one
 PACE_GAIN: Final = 0.2  # of what a step differs from its size's: taken to be true of all steps
 SHAPE_GAIN: Final = 0.08  # and of its size alone, at least: as one of all that were measured
@@ -54,7 +56,9 @@ class _Size:
 class StepCosts:
     """The seconds of steps by their number of tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, late: LateCosts = NO_PASS) -> None:
+        """`late`: what the step behind takes longer, by what comes true of drafts."""
+        self.late = late
         self._sizes: list[_Size] = []  # that were measured, rising
         self._believed: list[int] = []  # tokens
         self._curve: list[float] = []  # and their seconds, never falling

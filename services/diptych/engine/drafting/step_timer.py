@@ -1,8 +1,8 @@
 """What steps take, from when they are launched and have run: what `StepCosts` learns from. Pure.
 
 No step is planned behind one with drafts before that has run. Where steps without drafts overlap, what the host does
-from the one to the other is part of what drafts cost; and so is by how much the other one takes longer than those that
-overlap, if it has none itself: it is launched while nothing runs, and states see in it what came true.
+from the one to the other is part of what drafts cost. What came true of drafts is seen by states in a pass of its own,
+in the step behind: how long such a pass takes is known (`LateCosts`), so it is none of what that step takes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Set
 from statistics import median
 from typing import Final, NamedTuple
 
+from diptych.engine.drafting.late_costs import NO_PASS, LateCosts
 from diptych.engine.drafting.step_costs import StepCosts
 
 NUM_GAPS: Final = 8  # the newest ones behind steps with drafts, of which the middle one counts
@@ -27,13 +28,14 @@ class Launched(NamedTuple):
     began_s: float
     asking_s: float  # of the time since then, for all that sources were asked
     passes_s: float  # of that, for passes of a draft model
+    num_late: int = 0  # tokens of rows before it that came true: states see them in it
 
 
 class StepTimer:
     """Hears of the steps in their order."""
 
-    def __init__(self) -> None:
-        self.costs = StepCosts()
+    def __init__(self, late: LateCosts = NO_PASS) -> None:
+        self.costs = StepCosts(late)
         self._launched: deque[Launched] = deque()
         self._last: Launched | None = None  # that has run
         self._ended_s = -math.inf
@@ -54,31 +56,24 @@ class StepTimer:
         else:
             self._overlaps = False
 
-    def _note_longer(self, last: Launched, step: Launched, took_s: float) -> None:
-        """What a step without drafts takes longer, behind one with them, passes because of those."""
-        if self._gaps_s and not step.rooms.isdisjoint(last.rooms) and self.costs.is_known(len(step.rooms)):
-            self._gaps_s[-1] += max(0.0, took_s - self.costs.at(len(step.rooms)))
-
     def committed(self, now_s: float) -> float:
-        """The oldest step has run; return how much longer it took for its drafts, in seconds."""
-        before, step = self._last, self._launched.popleft()
-        self._last = step
+        """The oldest step has run; return how much longer it took for its drafts, and for late ones, in seconds."""
+        step = self._last = self._launched.popleft()
         is_behind = self._ended_s > step.began_s  # another step, which ran meanwhile
         took_s = now_s - (self._ended_s if is_behind else step.began_s + step.asking_s)
         self._ended_s = now_s
-        num_requests, longer_s = len(step.rooms), 0.0
+        num_requests, longer_s, late_s = len(step.rooms), 0.0, self.costs.late.at(step.num_late)
+        took_s -= late_s
         if step.num_drafts:
             plain_s = self.costs.at(num_requests)
             took_s += self._gap_behind(plain_s)
             with_drafts_s = self.costs.at(num_requests + step.num_drafts) if step.is_other else took_s
             longer_s = max(0.0, with_drafts_s - plain_s)
         elif self._overlaps and not is_behind:  # its launch took time that mostly is hidden
-            if before is not None and before.num_drafts and not step.is_other:
-                self._note_longer(before, step, took_s)
-            return 0.0
+            return late_s
         if num_requests and not step.is_other:
             self.costs.learn(num_requests + step.num_drafts, took_s)
-        return longer_s
+        return longer_s + late_s
 
     def given_up(self) -> None:
         """The step launched last was not run to its end."""

@@ -25,6 +25,7 @@ def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
         most = (source.config.moe.num_experts if source.config.moe else 0) * (num_ranks - 1)
         if options.redundant_experts > most:
             raise ConfigError(f"--redundant-experts {options.redundant_experts} are more than {most}: all on all ranks")
+    _check_rows(source, options)
     pooling = source.config.pooling
     if options.dp_attention and pooling is not None and pooling.needs_all_tokens:
         words = f"all rows of a prompt are needed for its vector (pooling by {pooling.method})"
@@ -40,6 +41,15 @@ def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
 
     layers = DraftLayers(draft.config, draft.config.num_kv_heads)
     return ChangedModel(served, replace(served.config, draft=layers))
+
+
+def _check_rows(source: ModelSource, options: EngineOptions) -> None:
+    """Raises `ConfigError` where the rules of states would take a row of guesses for tokens that all came true."""
+    by_torch = options.extend_backend == options.decode_backend == "torch"
+    if source.config.recurrent is None or options.device != "cuda" or not by_torch or options.row_tokens == 1:
+        return
+    words = f"attention backend 'torch' has no guesses for recurrent layers on GPUs, which {source.config.model_id} has"
+    raise ConfigError(f"--speculate {options.speculate}: {words}: give --attention-backend auto, or --speculate off")
 
 
 def open_draft(source: ModelSource, options: EngineOptions) -> ModelSource | None:

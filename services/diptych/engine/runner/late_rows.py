@@ -7,6 +7,7 @@ how many tokens these are has nothing to do with how many the step has, and most
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -20,14 +21,19 @@ from diptych.engine.models.layers.recurrent.trials import see
 from diptych.engine.runner.gpu.graphs import Graphs
 from diptych.engine.runner.gpu.ladder import NO_SLOT, fill_up
 from diptych.engine.runner.gpu.staging import ALIGNMENT, Array, Staging
+from diptych.engine.runner.gpu.warm_up import up_to
 from diptych.engine.runner.states import SlotStates
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, StateMoves
+from diptych.engine.values.limits import MAX_DRAFTS
 
+LIKELY_ROW: Final = 4  # tokens of a row that come true, where passes are measured
+NUM_TIMES: Final = 4  # of each size, the fastest of which counts
 TOKEN_NBYTES: Final = 8 + 8 + 4 + 4  # its place, its slot, a length, a start
 
 
-def staged_nbytes(num_tokens: int) -> int:
-    """Return what `LateRows` stages at most for so many tokens."""
+def staged_nbytes(states: SlotStates, max_rows: int) -> int:
+    """Return what `LateRows` stages at most: a row of each slot, or a graph, or a step of nobody's, of `max_rows`."""
+    num_tokens = max(states.num_slots * states.row_tokens, max_rows)
     return (num_tokens + 1) * TOKEN_NBYTES + 4 * ALIGNMENT
 
 
@@ -35,11 +41,12 @@ class LateRows:
     """Work is queued on the current stream. Nothing waits for the device."""
 
     def __init__(self, decoder: Decoder, states: SlotStates, staging: Staging, graphs: Graphs) -> None:
-        """`staging` has room for a row of each slot. What no graph of `graphs` holds is queued kernel by kernel."""
+        """`staging` has room for `staged_nbytes`. What no graph of `graphs` holds is queued kernel by kernel."""
         self._decoder = decoder
         self._states = states
         self._staging = staging
         self.graphs = graphs
+        self.times: Sequence[tuple[int, float]] = ()  # seconds of so many tokens, once they were measured
 
     def queue(self, moves: StateMoves) -> None:
         """Let the states see the tokens that a step tells of, each once."""
@@ -55,6 +62,29 @@ class LateRows:
         self._staged(moves, rung)
         self.graphs.replay(rung)
 
+    def measure(self, finish: Callable[[], object], clock: Callable[[], float]) -> None:
+        """Find out what it takes, from the launch on, by tokens; `finish` waits for the device.
+
+        Rows have `LIKELY_ROW` tokens, as far as there are slots. States are overwritten: it is for a worker that has
+        not begun to serve.
+        """
+        states, rungs = self._states, self.graphs.rungs
+        most = rungs[-1] if rungs else states.num_slots + MAX_DRAFTS
+        sizes = up_to(min(most, states.num_slots * states.row_tokens))
+        times, least_s = [], 0.0
+        for size in sizes:
+            moves = _rows_of(size, max(LIKELY_ROW, -(-size // states.num_slots)))
+            took_s = []
+            for _ in range(NUM_TIMES):
+                finish()
+                began_s = clock()
+                self.queue(moves)
+                finish()
+                took_s.append(clock() - began_s)
+            least_s = max(least_s, min(took_s))
+            times.append((size, least_s))
+        self.times = times
+
     def _capture(self, rung: int, late: Turn) -> None:
         """What is captured is run meanwhile, so nobody's state may take part."""
         assert late.batch.state_slots is not None
@@ -69,6 +99,8 @@ class LateRows:
 
     def _staged(self, moves: StateMoves, size: int) -> Turn:
         """Bring there whose the tokens are, as a step of `size` tokens, at addresses that depend on `size` alone."""
+        assert moves.late_lens is not None
+        assert moves.late_lens.max() <= self._states.row_tokens, "more came true than is kept of a row"
         places, slots, lens = late_tokens(moves, self._states.row_tokens)
         host = _single_tokens(size)
         row_lens = np.pad(lens, (0, size - len(lens)))
@@ -88,6 +120,14 @@ def late_tokens(moves: StateMoves, row_tokens: int) -> tuple[I64, I64, I32]:
     row_lens = np.zeros(len(slots), np.int32)
     row_lens[firsts] = lens
     return slots * row_tokens + np.arange(len(slots)) - np.repeat(firsts, lens), slots, row_lens
+
+
+def _rows_of(num_tokens: int, row_len: int) -> StateMoves:
+    """Return that so many tokens came true, in rows of `row_len` and one of what is left."""
+    lens = np.full(-(-num_tokens // row_len), row_len)
+    lens[-1] -= lens.sum() - num_tokens
+    none, pages = np.zeros(0, np.int64), np.zeros((0, 1), np.int32)
+    return StateMoves(np.arange(len(lens)), none, none, pages, none, pages, lens)
 
 
 def _single_tokens(num_tokens: int) -> ForwardBatch:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any, Final
@@ -247,6 +248,7 @@ class ModelLoader:
         limits, recorded = self._limits(model.config), (runner.row_rungs, runner.token_rungs)
         try:
             warm_up(self._new_runner(model, limits), runner, limits, options.page_size, longest, *recorded)
+            runner.measure_late_rows(time.perf_counter)
         except torch.OutOfMemoryError as error:
             what = f"a step of {limits.max_step_tokens} tokens or the graphs of {limits.max_samples} rows"
             words = f"no GPU memory is left beside weights and KV for {what}: lower --kv-cache-mib or --max-step-tokens"

@@ -59,7 +59,7 @@ from diptych.engine.scheduler.weights import Host, Weights, loader_of
 from diptych.engine.tensor_parallel.company import HostLead, Lead, NodesLead
 from diptych.engine.tensor_parallel.sharing.step_clock import StepClock
 from diptych.engine.tensor_parallel.weight_sets import RankWeights
-from diptych.engine.values.batch import DraftBatch, DraftModel, OverlapRunner
+from diptych.engine.values.batch import DraftBatch, DraftModel, GraphUse, OverlapRunner
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.rounds import NOTHING, Round
 from diptych.engine.values.scheduler_core import SchedulerCore
@@ -79,7 +79,9 @@ logger = logging.getLogger(__name__)
 GIVERS_MS: Final = 8000  # until the frontend has named those who give weights
 LAST_WORDS_MS: Final = 1000  # that what was sent to the frontend may take to leave
 
-BuildCore = Callable[[KvCache, Limits, SchedulerConfig, PoolLayout, Turns, DraftModel], SchedulerCore]
+BuildCore = Callable[
+    [KvCache, Limits, SchedulerConfig, PoolLayout, Turns, DraftModel, Callable[[], GraphUse]], SchedulerCore
+]
 
 
 def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTransport) -> NoReturn:
@@ -160,7 +162,8 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     turns = AdapterTurns(options.num_lora_slots)
     served = ServedDraftModel(lambda: weights.runner.draft_model)
     draft_model = base.ranks.lead_draft_model(served)
-    core = build_core(cache, limits, base.config, base.layout, turns, draft_model)
+    graph_use: Callable[[], GraphUse] = lambda: weights.runner.graph_use  # noqa: E731
+    core = build_core(cache, limits, base.config, base.layout, turns, draft_model, graph_use)
     registry = LoraRegistry(options.num_loaded_loras, source.config.model_id)
     sets = base.ranks.lead_weights(
         RankWeights(options.model, source, loader_of(base.hardware, base.config.rank, base.load))
@@ -189,8 +192,7 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     calls = () if clock is None else (clock.descriptor(),)
     parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier, base.lasting, calls)
     cache.compute_s = stepping.meter.compute_s
-    copies, graph_use = Copies(taking, door), lambda: weights.runner.graph_use
-    images = lambda: weights.runner.image_counts  # noqa: E731
+    copies, images = Copies(taking, door), lambda: weights.runner.image_counts
     news = News(core, cache, base.links, adapters, stepping.meter, graph_use, base.lasting, copies, images)
     loop = SchedulerLoop(core, stepping, channel, parts, news, beat)
     dump = CrashDump(core, cache, stepping.meter, base.config.name)

@@ -335,6 +335,7 @@ class GraphUse:
 
     num_graphs: int  # sizes: batch sizes of decode steps, and numbers of tokens of small steps with prompts
     nbytes: int  # of the device's memory, taken when they were captured
+    late_times: Sequence[tuple[int, float]] = ()  # seconds, by tokens that states see late: see `LateRows.measure`
 
 
 NO_GRAPHS: Final = GraphUse(0, 0)
@@ -364,10 +365,7 @@ class DraftModel(Protocol):
         ...
 
     def row(self, slot: int) -> bytes:
-        """Return the hidden row of the token in a slot, as bfloat16; empty: there is none, or it joins none.
-
-        Of a step that has run.
-        """
+        """Return the hidden row of the token in a slot, of a step that has run, as bfloat16; empty: there is none."""
         return b""
 
     def put_row(self, slot: int, row: bytes) -> None:

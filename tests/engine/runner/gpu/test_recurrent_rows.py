@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pytest
 import torch
-from emulated_gpu import Recorder, emulated_runner
+from emulated_gpu import Mark, Recorder, emulated_runner
 from torch import Tensor
 
 from diptych.checkpoints.source import ModelSource, open_model
@@ -18,8 +19,10 @@ from diptych.engine.models.arithmetic.cpu_ops import CpuOps
 from diptych.engine.runner import late_rows, loaded_model
 from diptych.engine.runner.backends import choose
 from diptych.engine.runner.gpu import inputs
+from diptych.engine.runner.gpu.bus import CopyEngines
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
+from diptych.engine.runner.gpu.warm_up import _decode, greedy
 from diptych.engine.runner.late_rows import LateRows, late_tokens
 from diptych.engine.runner.loaded_model import ModelOptions, load_model
 from diptych.engine.runner.model_runner import ModelRunner
@@ -31,6 +34,7 @@ pytestmark = [  # rows that fill up a graph are computed of what was in memory
 ]
 NUM_PAGES: Final = 64
 LIMITS: Final = StepLimits(max_step_tokens=64, max_requests=4, max_pages=NUM_PAGES, max_drafts=12)
+FEW: Final = StepLimits(max_step_tokens=64, max_requests=1, max_pages=NUM_PAGES, max_drafts=24)
 PROMPTS: Final = {0: [3], 1: [4], 2: [9]}  # of longer ones other tests see what becomes
 FAMILIES: Final = {"qwen3 next": 2, "kimi linear": 2, "nemotron h": 3, "lfm2": 5}  # of `STEPS`: others are as slow
 RUNGS: Final = (8,)
@@ -63,11 +67,13 @@ def with_kernels_of_states(*arguments: Any) -> Any:
     return replace(choose(*arguments), ops=ops)
 
 
-def new_runner(source: ModelSource, rungs: tuple[int, ...], device: torch.device) -> GpuRunner:
+def new_runner(
+    source: ModelSource, rungs: tuple[int, ...], device: torch.device, limits: StepLimits = LIMITS
+) -> GpuRunner:
     layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=16, dtype="float32")
     kv = torch.full(layout.shape, torch.nan, device=device)
     backend = "cpu" if device.type == "cpu" else "triton"
-    options = ModelOptions("float32", attention_backend=backend, max_requests=6, row_tokens=6)
+    options = ModelOptions("float32", attention_backend=backend, max_requests=limits.max_requests + 2, row_tokens=6)
     with pytest.MonkeyPatch.context() as patch:
         if device.type == "cpu":
             patch.setattr(loaded_model, "choose", with_kernels_of_states)
@@ -76,10 +82,10 @@ def new_runner(source: ModelSource, rungs: tuple[int, ...], device: torch.device
     for layer in source.config.recurrent.layers if source.config.recurrent else ():
         model.states.given(layer).fill_(torch.nan)
     if device.type == "cpu":
-        return emulated_runner(model, kv, LIMITS, rungs=rungs, recorder=Recorder())
+        return emulated_runner(model, kv, limits, rungs=rungs, recorder=Recorder())
     from diptych.engine.runner.gpu.new_runner import new_runner as on_gpu
 
-    return on_gpu(model, LIMITS, device, with_graphs=bool(rungs))
+    return on_gpu(model, limits, device, with_graphs=bool(rungs))
 
 
 def logits_of_true_tokens(runner: GpuRunner, driver: Any, steps: list[dict[int, Row]]) -> Iterator[Tensor]:
@@ -160,6 +166,69 @@ def test_what_came_true_is_told_with_the_first_of_a_requests_rows_and_lies_where
         assert places.tolist() == [0, 1, 6, 7, 8]
         assert slots.tolist() == [0, 0, 1, 1, 1]
         assert row_lens.tolist() == [2, 0, 3, 0, 0]
+
+
+@pytest.fixture
+def few(family_model: Any) -> GpuRunner:
+    """Serves one request at once, of which a step may have more rows than is kept of all slots."""
+    assert FEW.max_samples > 3 * 6
+    return new_runner(open_model(str(family_model.folder)), (), torch.device("cpu"), FEW)
+
+
+@pytest.mark.parametrize("family_model", ["lfm2"], indirect=True)
+def test_a_step_of_as_many_rows_as_there_may_be_runs_ahead_where_few_requests_are_served(few: GpuRunner) -> None:
+    few.execute(_decode(FEW.max_samples, FEW, 16), greedy(FEW.max_samples))
+
+
+class Bus(CopyEngines):
+    """Knows itself."""
+
+
+@pytest.mark.parametrize("family_model", ["lfm2"], indirect=True)
+def test_all_that_is_staged_takes_the_bus_that_was_given(few: GpuRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = importlib.import_module("diptych.engine.runner.gpu.new_runner")
+    monkeypatch.setattr(new, "CudaCapture", lambda device: Recorder())
+    monkeypatch.setattr(torch.cuda, "Event", Mark)
+    given = {"limits": FEW, "device": torch.device("cpu"), "with_graphs": False, "bus": (bus := Bus())}
+    runner = new._runner(few.model, new._none_sampled, lambda: None, **given)
+    assert runner._inputs._staging._bus is bus
+    assert runner._late_rows._staging._bus is bus
+
+
+@pytest.mark.parametrize("family_model", ["lfm2"], indirect=True)
+def test_rows_and_what_came_true_of_them_are_no_longer_than_what_is_kept(few: GpuRunner) -> None:
+    none, pages = np.zeros(0, np.int64), np.zeros((0, 1), np.int32)
+    moves = StateMoves(np.array([0]), none, none, pages, none, pages, np.array([7]))
+    late = few._late_rows
+    assert late is not None
+    with pytest.raises(AssertionError, match="more came true than is kept of a row"):
+        late.queue(moves)
+    ones = np.arange(7)
+    table = np.zeros((1, 1), np.int32)
+    length = np.array([7])
+    row = ForwardBatch(ForwardMode.DECODE, ones, ones, ones, table, length, length, length, states=moves)
+    with pytest.raises(AssertionError, match="a row is longer than is kept of it"):
+        few.logits(row)
+
+
+@pytest.mark.parametrize("family_model", ["lfm2"], indirect=True)
+def test_what_a_pass_takes_is_measured_by_how_many_tokens_came_true(few: GpuRunner) -> None:
+    """A fake clock that runs while something is queued."""
+    late, now_s, told = few._late_rows, 0.0, []
+    assert late is not None
+    assert not few.graph_use.late_times
+
+    def queue(moves: StateMoves) -> None:
+        nonlocal now_s
+        assert moves.late_lens is not None
+        told.append(moves.late_lens.tolist())
+        now_s += 0.001 * int(moves.late_lens.sum()) + (1.0 if len(told) % 4 == 1 else 0.0)  # the first is slow
+
+    late.queue = queue  # type: ignore[method-assign]
+    late.measure(lambda: None, lambda: now_s)
+    sizes = [1, 2, 3, 4, 6, 8, 12, 16, 18]
+    assert dict(few.graph_use.late_times) == pytest.approx({size: 0.001 * size for size in sizes})
+    assert told[::4] == [[1], [2], [3], [4], [4, 2], [4, 4], [4, 4, 4], [6, 6, 4], [6, 6, 6]]
 
 
 # mistakes

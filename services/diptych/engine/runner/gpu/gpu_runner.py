@@ -138,7 +138,17 @@ class GpuRunner:
         parts = (self.recorded, self.recorded_with_adapters)
         late = [] if self._late_rows is None else [self._late_rows.graphs]
         kept = [*(each for part in parts for each in part), *late]
-        return GraphUse(sum(map(len, kept)), sum(each.nbytes for each in kept))
+        return GraphUse(sum(map(len, kept)), sum(each.nbytes for each in kept), self._late_times)
+
+    @property
+    def _late_times(self) -> Sequence[tuple[int, float]]:
+        return () if self._late_rows is None else self._late_rows.times
+
+    def measure_late_rows(self, clock: Callable[[], float]) -> None:
+        """Find out what it takes that states see what came true, as part of the warm-up."""
+        if self._late_rows is not None:
+            with torch.inference_mode():
+                self._late_rows.measure(lambda: self.new_end()(), clock)
 
     @property
     def row_rungs(self) -> Sequence[int]:
@@ -204,6 +214,7 @@ class GpuRunner:
         states = self.model.states
         if states is None:
             return self._queue(batch)
+        assert batch.row_lens is None or batch.row_lens.max() <= states.row_tokens, "a row is longer than is kept of it"
         batch = states.before(batch)
         if self._late_rows is not None and batch.states is not None:
             self._late_rows.queue(batch.states)

@@ -83,10 +83,10 @@ def _runner(
     def nothing_recorded() -> Recorded:
         return Recorded(Graphs(rungs, capture), PieceGraphs(token_rungs, capture, new_buffers))
 
-    staging = Staging(limits.nbytes, device, torch.cuda.Event, bus)
+    new_staging = partial(Staging, device=device, new_event=torch.cuda.Event, bus=bus)
     return GpuRunner(
         model,
-        StepInputs(limits, staging, device, _rows_together(model)),
+        StepInputs(limits, new_staging(limits.nbytes), device, _rows_together(model)),
         launch_sampling,
         torch.zeros(limits.max_samples, dtype=torch.int64, device=device),
         nothing_recorded(),
@@ -94,18 +94,19 @@ def _runner(
         layer_listener,
         draft_model,
         on_tower_layer,
-        _new_late_rows(model, Graphs(rungs, capture, "what came true of rows,"), device),
+        _new_late_rows(model, Graphs(rungs, capture, "what came true of rows,"), limits.max_samples, new_staging),
     )
 
 
-def _new_late_rows(model: LoadedModel, graphs: Graphs, device: torch.device) -> LateRows | None:
+def _new_late_rows(
+    model: LoadedModel, graphs: Graphs, max_rows: int, new_staging: Callable[[int], Staging]
+) -> LateRows | None:
     """Return who lets states see what came true; None: the model has none, or its requests have no drafts."""
     states = model.states
     if states is None or states.row_tokens == 1:
         return None
     assert isinstance(model.decoder, Decoder)
-    nbytes = staged_nbytes(states.num_slots * states.row_tokens)
-    return LateRows(model.decoder, states, Staging(nbytes, device, torch.cuda.Event), graphs)
+    return LateRows(model.decoder, states, new_staging(staged_nbytes(states, max_rows)), graphs)
 
 
 def _none_sampled(batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> Sampled:
