@@ -36,6 +36,12 @@ class EmbedRows:
         words = np.frombuffer(self.names, "<u8") | _BELOW_ZERO
         return words.view(np.int64)
 
+    @property
+    def largest(self) -> float:
+        """Return how far from zero a number is at most; NaN if one is none, 0 if there are no numbers."""
+        values = np.frombuffer(self.data, "<f4")
+        return float(max(values.max(), -values.min())) if len(values) else 0.0
+
     def span(self, first: int, end: int) -> F32:
         """Return the numbers of the rows `[first, end)`."""
         count = (end - first) * self.width
