@@ -107,6 +107,10 @@ def test_what_rows_take_of_the_memory_once_for_each_output_is_bounded_and_given_
 
 WRONG = {
     "a narrow row": ({"input_embeds": [[1.0] * 5]}, "a row of input_embeds has 1024 numbers"),
+    "a narrow second prompt": (
+        {"input_embeds": [ROWS.tolist(), [[1.0] * 5]]},
+        "a row of input_embeds has 1024 numbers, the hidden size of tiny, not 5",
+    ),
     "rows of two widths": ({"input_embeds": [[1.0] * 5, [1.0] * 4]}, "row 1 of input_embeds has 4 numbers"),
     "text beside rows": ({"input_embeds": ROWS.tolist(), "text": "a"}, "give one of text, input_ids and input_embeds"),
     "tokens beside rows": ({"input_embeds": ROWS.tolist(), "input_ids": [1]}, "give one of text, input_ids"),
