@@ -99,6 +99,13 @@ def test_rows_are_read_in_threads_once_their_number_is_known(pair: Engine, monke
     assert threads == ["tokenize"]
 
 
+def test_rows_are_refused_where_a_draft_model_would_see_none_and_tokens_are_not(tiny_folder: Path) -> None:
+    with Engine(str(tiny_folder), replace(OPTIONS, speculate=f"draft:{tiny_folder}")) as engine:
+        with pytest.raises(InvalidRequest, match="guessed for by a model that would see no rows; send text or tokens"):
+            engine.generate(np.ones((9, 64), np.float32), GREEDY)
+        assert len(engine.generate(PROMPTS[3], GREEDY).token_ids) == 8
+
+
 @pytest.mark.parametrize("tensor", [torch.ones(2, 64), torch.tensor([1, 2])])
 def test_tensors_are_refused_in_words(pair: Engine, tensor: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"not a Tensor: give rows as tensor.float\(\).cpu\(\).numpy\(\)"):
