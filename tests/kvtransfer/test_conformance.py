@@ -20,6 +20,8 @@ Link = Callable[[Any, Any], None]
 
 LEFT, RIGHT = 0xFFFF_0000_0000_0001, 2
 NUM_PAGES = 64
+NOTES = 3000
+NOTE_BYTES = 16_000  # all of them are more than sockets take: a receiver's may have 32 MiB
 SOON = 10  # heartbeats missed, of 0.1 s, until a peer that was stopped on purpose is given up
 
 
@@ -237,13 +239,13 @@ def test_a_writer_that_was_stopped_stops_writing_soon_after_it_wakes(make_proces
 def test_notes_that_nobody_polls_hold_the_sender_back_and_not_the_link(make_process_end: Make, link: Link) -> None:
     left, right = make_process_end(LEFT), make_process_end(RIGHT, max_waiting_notes=100)
     link(left, right)
-    left.ask("notes", peer=RIGHT, count=3000, size=5000)
+    left.ask("notes", peer=RIGHT, count=NOTES, size=NOTE_BYTES)
     while left.is_readable(3.0):  # until nothing happened for twice the time that silence may last
         left.pump(0.0)
-    assert sum(isinstance(event, OpDone) for event in left.events) < 3000
-    right.wait(lambda event: isinstance(event, NoteReceived) and event.data.startswith(b"2999"))
+    assert sum(isinstance(event, OpDone) for event in left.events) < NOTES
+    right.wait(lambda event: isinstance(event, NoteReceived) and event.data.startswith(b"%d" % (NOTES - 1)))
     notes = [event.data for event in right.events if isinstance(event, NoteReceived)]
-    assert notes == [str(number).encode().ljust(5000) for number in range(3000)]
+    assert notes == [str(number).encode().ljust(NOTE_BYTES) for number in range(NOTES)]
     left.pump(0.0)
     assert not any(isinstance(event, LinkDown) for event in left.events + right.events)
 
