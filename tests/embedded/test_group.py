@@ -41,9 +41,9 @@ class Receiver:
         self.lost.put_nowait(reason)
 
 
-def start(group: Group, room: int, prompt: bytes, receiver: Any = None) -> None:
+def start(group: Group, room: int, prompt: bytes, receiver: Any) -> None:
     leg = StartLeg(prompt_tokens=prompt).SerializeToString()
-    group.start(LegKind.LOCAL, StartLeg(room=room), leg, Work(1), receiver or Receiver())
+    group.start(LegKind.LOCAL, StartLeg(room=room), leg, Work(1), receiver)
 
 
 def run(check: Any, scheduler: Any) -> None:
@@ -65,12 +65,12 @@ def test_long_legs_go_in_messages_of_their_own_and_no_abort_overtakes_its_start(
 
     async def check(group: Group) -> None:
         for room, num_bytes in enumerate((8, 8, 200, 8, 60, 60), 1):
-            start(group, room, bytes(num_bytes))
+            start(group, room, bytes(num_bytes), Receiver())
         group.abort(6)
         sent = [await scheduler.sent.get() for _ in range(4)]
         assert [[leg.room for leg in each.start] for each in sent] == [[1, 2], [3], [4, 5], [6]]
         assert [list(each.abort) for each in sent] == [[], [], [], [6]]
-        start(group, 7, b"")
+        start(group, 7, b"", Receiver())
         assert [leg.room for leg in (await scheduler.sent.get()).start] == [7]
 
     run(check, scheduler := Scheduler())

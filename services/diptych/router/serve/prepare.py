@@ -91,7 +91,9 @@ class Preparer:
             self._images.check(images)
         if self._pixels is not None and client.row_nbytes > self._pixels.share:
             words = f"the rows of {client.num_made} outputs of each prompt take {client.row_nbytes} bytes"
-            raise InvalidRequest(f"{words}, more than {self._pixels.share}: ask for fewer outputs, or send fewer rows", param="n")
+            raise InvalidRequest(
+                f"{words}, more than {self._pixels.share}: ask for fewer outputs or fewer rows", param="n"
+            )
 
     def with_tier(self, client: ClientRequest) -> ClientRequest:
         """Return the request with what its wish comes to. Raises `InvalidRequest`."""
