@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 import psutil
 import pytest
+import torch
 from safetensors.numpy import load_file
 
+from diptych.common.arrays import F32
 from diptych.common.errors import ConfigError, DiptychError, InvalidRequest
+from diptych.embedded import engine as engine_module
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.engine.frontend.scheduler_client import SchedulerDied
+from diptych.generation.embed_rows import checked_rows
 from diptych.router.errors import AttemptsFailed
 
 OPTIONS = EngineOptions(kv_cache_mib=4, max_step_tokens=32)
@@ -63,6 +69,47 @@ def test_rows_that_tokens_have_give_what_the_tokens_give_and_are_found_again(tin
     assert pair.generate(table[prompt[:37]], GREEDY).cached_tokens == 32
     with pytest.raises(InvalidRequest, match=r"a row of input_embeds has 64 numbers, .* not 32"):
         pair.generate(table[prompt][:, :32], GREEDY)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint16])
+def test_an_array_of_whole_numbers_is_tokens(pair: Engine, dtype: type[np.integer]) -> None:
+    assert pair.generate(np.array(PROMPTS[3], dtype), GREEDY).token_ids == pair.generate(PROMPTS[3], GREEDY).token_ids
+
+
+def test_rows_are_read_in_threads_once_their_number_is_known(pair: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def read(rows: npt.NDArray[np.floating]) -> F32:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return checked_rows(rows)
+
+    monkeypatch.setattr(engine_module, "checked_rows", read)
+    monkeypatch.setattr(engine_module, "MAX_ROW_BYTES", 4 * 64 * 9)
+    for rows, words in (
+        (np.ones((pair.context_len, 64), np.float32), "more than the context"),
+        (np.ones((10, 64), np.float16), "take 2560 bytes as float32: give 2304 at most"),
+        (np.ones((2, 3, 64), np.float32), "give floats, "),
+        (np.ones((2, 64), np.int64), "give floats, "),
+        (np.ones(64, bool), "give floats, "),
+    ):
+        with pytest.raises(InvalidRequest, match=words):
+            pair.generate(rows, GREEDY)
+    assert not threads
+    pair.generate(np.ones((9, 64), np.float64), GREEDY)
+    assert threads == ["tokenize"]
+
+
+def test_rows_are_refused_where_a_draft_model_would_see_none_and_tokens_are_not(tiny_folder: Path) -> None:
+    with Engine(str(tiny_folder), replace(OPTIONS, speculate=f"draft:{tiny_folder}")) as engine:
+        with pytest.raises(InvalidRequest, match="guessed for by a model that would see no rows; send text or tokens"):
+            engine.generate(np.ones((9, 64), np.float32), GREEDY)
+        assert len(engine.generate(PROMPTS[3], GREEDY).token_ids) == 8
+
+
+@pytest.mark.parametrize("tensor", [torch.ones(2, 64), torch.tensor([1, 2])])
+def test_tensors_are_refused_in_words(pair: Engine, tensor: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"not a Tensor: give rows as tensor.float\(\).cpu\(\).numpy\(\)"):
+        pair.generate(tensor, GREEDY)
 
 
 def test_a_prefix_that_prefill_has_computed_is_cached_there(pair: Engine) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from row_models import RowModel, request_of_rows, rows_like, save_row_model
 from vision_engine import CONTEXT, GREEDY, NUM_OUTPUTS, NUM_PAGES, VisionEngine, runner_of
@@ -87,6 +88,21 @@ def test_a_request_that_is_replayed_goes_on_behind_its_rows_and_what_was_said(
         start(pair, room, rows, output[:2], NUM_OUTPUTS - 2)
     pair.run()
     assert [pair.tokens(room) for room in (1, 2, 3)] == [output[2:] for output in outputs]
+    pair.assert_clean()
+
+
+def test_rows_of_which_no_logits_come_are_the_client_s_fault_on_both_sides_and_are_not_found_again(
+    make_pair: Any, source: ModelSource, prompts: list[Any]
+) -> None:
+    pair, rows = new_pair(make_pair, source), prompts[0].copy()
+    rows[2] = np.inf  # as some layers on larger ones may be
+    for room in (1, 2):
+        start(pair, room, rows, [])
+        pair.run()
+        for side in (pair.prefill, pair.decode):
+            assert side.ended(room).failure.code is FailureCode.INVALID
+            assert "no usable logits of these input_embeds" in side.ended(room).failure.message
+        assert pair.prefill.runner.num_tokens == room * len(rows)
     pair.assert_clean()
 
 

@@ -400,7 +400,7 @@ def test_what_images_take_of_the_memory_is_bounded_and_given_back(start_cluster:
     budget.charge("", 4 * 3 * 24 * 32)
     status, answer = cluster.post("/v1/chat/completions", chat(image_url(RED)))
     assert status == 429
-    assert "images of all requests" in answer["error"]["message"]
+    assert "images and rows of all requests" in answer["error"]["message"]
 
 
 def test_texts_do_not_wait_behind_images(start_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,8 +90,27 @@ def test_salts_go_with_rows(cluster: Cluster, legs: Any) -> None:
     assert len({leg.cache_salt for leg in legs()}) == 2
 
 
+def test_what_rows_take_of_the_memory_once_for_each_output_is_bounded_and_given_back(start_cluster: Any) -> None:
+    cluster = start_cluster(image_memory_bytes=8 * ROWS.nbytes)
+    budget = cluster.router.preparer._pixels
+    body = {"input_embeds": [ROWS.tolist()], "sampling_params": SHORT | {"n": 2}}
+    budget.charge("", 6 * ROWS.nbytes)
+    generate(cluster, [ROWS.tolist()], sampling_params=SHORT | {"n": 2})
+    cluster.wait_until(lambda: budget.num_bytes == 6 * ROWS.nbytes)
+    budget.charge("", 1)
+    status, answer = cluster.post("/generate", body)
+    assert (status, "images and rows of all requests" in answer["error"]["message"]) == (429, True)
+    for several in ({"sampling_params": SHORT | {"n": 3}}, {"input_embeds": [ROWS.tolist(), ROWS[:1].tolist()]}):
+        status, answer = cluster.post("/generate", body | several)
+        assert (status, "ask for fewer outputs" in answer["error"]["message"]) == (400, True)
+
+
 WRONG = {
     "a narrow row": ({"input_embeds": [[1.0] * 5]}, "a row of input_embeds has 1024 numbers"),
+    "a narrow second prompt": (
+        {"input_embeds": [ROWS.tolist(), [[1.0] * 5]]},
+        "a row of input_embeds has 1024 numbers, the hidden size of tiny, not 5",
+    ),
     "rows of two widths": ({"input_embeds": [[1.0] * 5, [1.0] * 4]}, "row 1 of input_embeds has 4 numbers"),
     "text beside rows": ({"input_embeds": ROWS.tolist(), "text": "a"}, "give one of text, input_ids and input_embeds"),
     "tokens beside rows": ({"input_embeds": ROWS.tolist(), "input_ids": [1]}, "give one of text, input_ids"),

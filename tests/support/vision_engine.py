@@ -20,7 +20,7 @@ from diptych.engine.values.events import Emit, EmitTokens, Start
 from diptych.engine.values.kv_regions import window_pages
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request, new_request
-from diptych.engine.values.step_rows import row_width
+from diptych.engine.values.step_rows import row_limit, row_width
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.output import Failure
 from diptych.generation.sampling_params import SamplingParams
@@ -75,6 +75,7 @@ class VisionEngine:
         self.runner = runner
         self.cache = new_cache(windows=window_pages(source.config, max_step_tokens))
         sees: dict[str, Any] = {"vision": source.config.vision, "row_width": row_width(source.config)}
+        sees["row_limit"] = row_limit(source.config, "float32")
         limits = Limits(CONTEXT, VOCAB_SIZE, frozenset(), max_step_tokens, 16, **sees)
         self.core = local_core(self.cache, limits)
         self.batches: list[ForwardBatch] = []

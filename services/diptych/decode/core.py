@@ -25,7 +25,7 @@ from diptych.engine.schedule.extend_queue import Coming, nothing_comes
 from diptych.engine.schedule.pace.step_pace import NextPrompt, StepPace
 from diptych.engine.schedule.running import Drafter, Running
 from diptych.engine.schedule.sampled import (
-    NO_TOKEN_FAILURE,
+    NO_TOKEN_FAILURES,
     Sampled,
     append_plain,
     collect_prompt_logprobs,
@@ -260,9 +260,9 @@ class DecodeCore:
             if insight is not None:
                 told = replace(told, insight=insight.span(0, len(taken)))
             self._tell(room, told if request.vector is None else replace(told, vector=request.vector))
-        if failure is NO_TOKEN_FAILURE:
-            self._running.distrust(request)
         if failure is not None:
+            if failure in NO_TOKEN_FAILURES:
+                self._running.distrust(request)
             self._rooms.drop(room, failure)
 
     def _tell(self, room: DecodeRoom, output: Output) -> None:

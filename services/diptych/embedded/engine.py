@@ -31,7 +31,7 @@ from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.options.config import EngineOptions
 from diptych.generation import insight as insights
 from diptych.generation.attention_tokens import TokenAttention
-from diptych.generation.embed_rows import checked_rows
+from diptych.generation.embed_rows import NUMBER_BYTES, check_shape, checked_rows
 from diptych.generation.finish import Finish
 from diptych.generation.insight import HiddenStates, Insight
 from diptych.generation.leg_prompt import words_far_too_long, words_too_long
@@ -45,9 +45,10 @@ from diptych.router.values.leg_results import NOTHING_PREDICTED, Predicted
 from diptych.v1 import admin_pb2
 
 T = TypeVar("T")
-Prompt = str | Sequence[int] | npt.NDArray[np.floating]  # rows, [num_rows, hidden_size], in place of embeddings
+Prompt = str | Sequence[int] | npt.NDArray[Any]  # tokens; or rows of floats, [num_rows, hidden_size]
 
 GREEDY: Final = SamplingParams(max_tokens=64, temperature=0.0)
+MAX_ROW_BYTES: Final = 1 << 30  # of a prompt, as float32: protobuf takes less than 2 GiB
 TOKENIZER_THREADS: Final = 2
 TOKENIZER_CACHE_BYTES: Final = 64 << 20
 
@@ -253,17 +254,25 @@ class Engine:
             attempt.close()
 
     async def _read(self, prompt: Prompt) -> EnginePrompt:
-        found = await self._given(prompt)
-        if found.num_tokens >= self.context_len:
-            raise InvalidRequest(words_too_long(found.num_tokens, self.context_len), param="prompt")
+        if isinstance(prompt, np.ndarray) and not _are_tokens(prompt):
+            return await self._of_rows(prompt)
+        found = EnginePrompt(await self._encode(prompt) if isinstance(prompt, str) else _token_ids(prompt))
+        self._check_len(found.num_tokens)
         return found
 
-    async def _given(self, prompt: Prompt) -> EnginePrompt:
-        if isinstance(prompt, str):
-            return EnginePrompt(await self._encode(prompt))
-        if isinstance(prompt, np.ndarray):
-            return EnginePrompt(contents=(content_of_rows(checked_rows(prompt)),))
-        return EnginePrompt(prompt)
+    async def _of_rows(self, rows: npt.NDArray[Any]) -> EnginePrompt:
+        """Return the prompt of an array, whose numbers are read in a thread, once their number is known to be right."""
+        check_shape(rows)
+        self._check_len(len(rows))
+        if rows.size * NUMBER_BYTES > MAX_ROW_BYTES:
+            words = f"the rows of input_embeds take {rows.size * NUMBER_BYTES} bytes as float32"
+            raise InvalidRequest(f"{words}: give {MAX_ROW_BYTES} at most, so fewer rows", param="input_embeds")
+        content = await self._tokenizers.run(lambda: content_of_rows(checked_rows(rows)))
+        return EnginePrompt(contents=(content,))
+
+    def _check_len(self, num_tokens: int) -> None:
+        if num_tokens >= self.context_len:
+            raise InvalidRequest(words_too_long(num_tokens, self.context_len), param="prompt")
 
     async def _encode(self, text: str) -> Sequence[int]:
         """Return the tokens of a text, with those that the model wants at its beginning."""
@@ -283,6 +292,20 @@ class Engine:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _are_tokens(numbers: npt.NDArray[Any]) -> bool:
+    return numbers.ndim == 1 and np.issubdtype(numbers.dtype, np.integer)
+
+
+def _token_ids(prompt: Sequence[int] | npt.NDArray[Any]) -> Sequence[int]:
+    """Return tokens as they were given. Raises `InvalidRequest` for what is neither a sequence nor an array of them."""
+    if isinstance(prompt, np.ndarray):
+        return prompt.tolist()  # type: ignore[no-any-return]
+    if hasattr(prompt, "__array__"):  # of other libraries, maybe on a device, and in a type that numpy lacks
+        words = f"a prompt is a text, a list of tokens or an array of numpy's, not a {type(prompt).__name__}"
+        raise InvalidRequest(f"{words}: give rows as tensor.float().cpu().numpy(), tokens as tensor.tolist()")
+    return prompt
 
 
 def _run_loop() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:

@@ -1,16 +1,19 @@
 """The schedulers of an embedded engine: groups for whole requests, or linked ones for each half. Asyncio.
 
 A `Group` has what is due to its scheduler, the legs that are open there, and what it says. When the scheduler dies,
-every open leg is lost at once, and every later question ends with its `SchedulerDied`.
+every open leg is lost at once, and every later question ends with its `SchedulerDied`. So it is with one that can't be
+told what to do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence, Set
 from typing import Final
 
@@ -33,7 +36,10 @@ from diptych.router.workers.legs import Leg, LegReceiver, OpenLegs, Work
 from diptych.router.workers.worker_view import WorkerLoad
 from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
 
+logger = logging.getLogger(__name__)
+
 LINK_TIMEOUT_S: Final = 60.0  # for every link to pass its test, once the models are loaded
+MAX_BATCH_BYTES: Final = 16 << 20  # of legs in a message, beyond the first: protobuf takes less than 2 GiB
 
 
 class Group:
@@ -48,6 +54,7 @@ class Group:
         self._page_size = page_size
         self._legs = OpenLegs()
         self._due, self._is_due = engine_pb2.SchedulerCommands(), asyncio.Event()
+        self._starts: deque[tuple[int, worker_pb2.StartLeg]] = deque()  # legs that are due, and their bytes
         self._reported = reported_load(bootstrap_pb2.WorkerLoad(), page_size)
         self._link_news = asyncio.Event()
         self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
@@ -68,12 +75,16 @@ class Group:
             async for events in self.scheduler.events():
                 self._on_events(events)
         except SchedulerDied as death:
-            self._death.set_result(death)
-            self._link_news.set()
-            self._legs.lose_all(f"its scheduler group died: {death}")
+            self._die(death)
         finally:
             sending.cancel()
             self._legs.lose_all("the engine was closed")
+
+    def _die(self, death: SchedulerDied) -> None:
+        if not self._death.done():
+            self._death.set_result(death)
+        self._link_news.set()
+        self._legs.lose_all(f"its scheduler group died: {death}")
 
     async def link(self, peers: Iterable[bootstrap_pb2.Instance]) -> None:
         """Link to these, and wait until each link has passed its test. Raises `SchedulerDied`."""
@@ -90,10 +101,11 @@ class Group:
 
     def start(self, kind: LegKind, leg: worker_pb2.StartLeg, prompt: bytes, work: Work, receiver: LegReceiver) -> None:
         """Send a leg and its prompt, a `StartLeg` in bytes; `receiver` gets its outputs up to the last one."""
+        num_bytes = leg.ByteSize() + len(prompt)
         self._legs.add(leg.room, Leg(receiver, kind, work, leg.peer_instance_id, leg.num_prior_output_tokens))
         leg.kind = kind.wire
         leg.MergeFromString(prompt)
-        self._due.start.append(leg)
+        self._starts.append((num_bytes, leg))
         self._is_due.set()
 
     def abort(self, room: int) -> None:
@@ -110,12 +122,27 @@ class Group:
     # the scheduler
 
     async def _send(self) -> None:
-        """Send, in one message, all that became due in one turn of the event loop."""
-        while True:
-            await self._is_due.wait()
+        """Send all that became due in one turn of the event loop: in one message, unless legs are long."""
+        try:
+            while True:
+                await self._is_due.wait()
+                await self.scheduler.send(self._pop_due())
+        except Exception as error:
+            logger.exception("the scheduler can't be told what to do")
+            self._die(SchedulerDied(f"it can't be told what to do: {error!r}"))
+
+    def _pop_due(self) -> engine_pb2.SchedulerCommands:
+        """Return what is to be sent next. What is no leg waits until all are sent: no abort may overtake its start."""
+        commands, num_bytes = engine_pb2.SchedulerCommands(), 0
+        while self._starts and (not num_bytes or num_bytes + self._starts[0][0] <= MAX_BATCH_BYTES):
+            leg_bytes, leg = self._starts.popleft()
+            num_bytes += leg_bytes
+            commands.start.append(leg)
+        if not self._starts:
+            commands.MergeFrom(self._due)
+            self._due.Clear()
             self._is_due.clear()
-            commands, self._due = self._due, engine_pb2.SchedulerCommands()
-            await self.scheduler.send(commands)
+        return commands
 
     def _on_events(self, events: engine_pb2.SchedulerEvents) -> None:
         now_s = time.monotonic()

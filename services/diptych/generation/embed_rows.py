@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,12 @@ class EmbedRows:
         """Return what stands at each place of the prompt, below zero: see `segments`."""
         words = np.frombuffer(self.names, "<u8") | _BELOW_ZERO
         return words.view(np.int64)
+
+    @property
+    def largest(self) -> float:
+        """Return how far from zero a number is at most; NaN if one is none, 0 if there are no numbers."""
+        values = np.frombuffer(self.data, "<f4")
+        return float(max(values.max(), -values.min())) if len(values) else 0.0
 
     def span(self, first: int, end: int) -> F32:
         """Return the numbers of the rows `[first, end)`."""
@@ -65,12 +71,17 @@ def rows_of(numbers: Sequence[Sequence[float]]) -> F32:
     return checked_rows(np.array(numbers, np.float64))
 
 
-def checked_rows(numbers: npt.NDArray[np.floating]) -> F32:
-    """Return the same as float32. Raises `InvalidRequest` unless they are finite rows, at least one."""
+def check_shape(numbers: npt.NDArray[Any]) -> None:
+    """Raise `InvalidRequest` unless these are floats in rows, at least one. What they are is not looked at."""
     if numbers.ndim != 2 or not numbers.size or not np.issubdtype(numbers.dtype, np.floating):
         shape = list(numbers.shape)
         words = f"input_embeds is an array of {numbers.dtype} of shape {shape}: give floats, [num_rows, hidden_size]"
         raise InvalidRequest(words, param="input_embeds")
+
+
+def checked_rows(numbers: npt.NDArray[np.floating]) -> F32:
+    """Return the same as float32. Raises `InvalidRequest` unless they are finite rows, at least one."""
+    check_shape(numbers)
     with np.errstate(over="ignore"):
         found = numbers.astype(np.float32)
     if not np.isfinite(found).all():

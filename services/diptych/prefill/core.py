@@ -15,7 +15,7 @@ from diptych.engine.schedule.admission import refuse, refuse_without_pixels
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.extend_queue import Coming, ExtendQueue, nothing_comes
 from diptych.engine.schedule.pace.step_pace import NextPrompt, StepPace
-from diptych.engine.schedule.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, refuse_token, sampled
+from diptych.engine.schedule.sampled import NO_TOKEN_FAILURES, Sampled, collect_prompt_logprobs, refuse_token, sampled
 from diptych.engine.schedule.sampling_builder import build_sampling
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
@@ -285,9 +285,9 @@ class PrefillCore:
         self._turns.end(request.room)
         (token_id,) = token_ids  # a chunk has one sample
         failure = refuse_token(request, token_id)
-        if failure is NO_TOKEN_FAILURE:
-            self._cache.distrust(request)
         if failure is not None:
+            if failure in NO_TOKEN_FAILURES:
+                self._cache.distrust(request)
             self._rooms.fail(room, failure)
             return
         self._sender.share(room)

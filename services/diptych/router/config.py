@@ -191,7 +191,7 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
     image_fetch_s: float = option(10.0, help="how long an image may take to come from its URL", group="images")
     image_threads: int = option(2, help="threads that decode and scale images", group="images")
     image_memory_bytes: int = option(
-        1 << 30, help="memory for fetched files and pixels of all requests; more get 429", group="images"
+        1 << 30, help="memory for fetched files, pixels and rows of all requests; more get 429", group="images"
     )
     max_images: int = option(16, help="images that a request may have", group="images")
     max_image_bytes: int = option(16 << 20, help="longest file of an image", group="images")

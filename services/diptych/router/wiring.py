@@ -244,7 +244,7 @@ def _shared(config: RouterConfig, metrics: RouterMetrics) -> SharedParts:
         Explanations(config.explained_requests),
         random.Random(),
         grammars,
-        BodyBudget(config.image_memory_bytes, "images"),
+        BodyBudget(config.image_memory_bytes, "images and rows"),
         Aborts(),
         RequestLog(config.request_log) if config.request_log else None,
         _usage_log(config, metrics),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from vision_engine import NUM_OUTPUTS, VisionEngine, request_of, runner_of, seen
 from diptych.checkpoints.source import open_model
 from diptych.engine.runner.gpu.ladder import token_rung_of
 from diptych.engine.tensor_parallel.rank_log import step_from_wire, step_to_wire
+from diptych.engine.values.batch import ForwardBatch
 from diptych.generation.output import FailureCode
 from diptych.v1 import rank_pb2
 
@@ -36,6 +38,11 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> NewModel:
 @pytest.fixture
 def llama(model_of: NewModel) -> RowModel:
     return model_of("Llama")
+
+
+def with_nan(batch: ForwardBatch) -> ForwardBatch:
+    given = batch.embeds
+    return batch if given is None else replace(batch, embeds=replace(given, values=np.full_like(given.values, np.nan)))
 
 
 def engine_of(model: RowModel, *sizes: int, **options: Any) -> VisionEngine:
@@ -137,3 +144,24 @@ def test_what_can_not_be_computed_is_refused_in_words(llama: RowModel) -> None:
     )
     engine.run(request_of_rows(2, rows_like(llama, 1, 6), with_data=False))
     assert "rows without data" in engine.failures[2].message
+
+
+def test_numbers_that_are_infinite_where_the_model_computes_are_refused_in_words(model_of: NewModel) -> None:
+    engine, rows = engine_of(model_of("Granite")), np.ones((2, WIDTH), np.float32)
+    for room, number in enumerate((-1.2e38, 1.2e38, np.nan)):
+        rows[1, 7] = number
+        engine.run(request_of_rows(room, rows))
+        assert engine.failures[room].code is FailureCode.INVALID
+        assert "not within 1.1343e+38 of zero" in engine.failures[room].message
+    rows[1, 7] = 1.1e38
+    assert len(engine.run(request_of_rows(9, rows))[9]) == NUM_OUTPUTS
+
+
+def test_rows_of_which_a_model_makes_no_logits_fail_as_the_client_s_and_are_not_found_again(llama: RowModel) -> None:
+    """A number that every type holds may be infinite some layers on."""
+    engine, rows = engine_of(llama, 4), rows_like(llama, 1, 9)
+    engine.run(request_of_rows(1, rows), change=with_nan)
+    assert engine.failures[1].code is FailureCode.INVALID
+    assert "no usable logits of these input_embeds" in engine.failures[1].message
+    engine.run(request_of_rows(2, rows))
+    assert (2 in engine.failures, [int(each.extend_lens[0]) for each in engine.batches[:3]]) == (False, [4, 4, 1])

@@ -10,9 +10,12 @@ import threading
 from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from diptych.tokens.prompt_encoder import PromptEncoder
 from diptych.tokens.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 
 class TokenizerManager:
@@ -42,6 +45,10 @@ class TokenizerManager:
                 return None
             return encoder.encode(text, add_special_tokens=add_special_tokens, namespace=namespace)
 
+        return await self.run(work)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do something else of a prompt's that takes long."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _open(self) -> PromptEncoder:

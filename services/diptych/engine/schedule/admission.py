@@ -68,7 +68,7 @@ def refuse_contents(request: Request, limits: Limits) -> str | None:
     images = [each for each in request.contents if each.rows is None]
     if (problem := _refuse_scores(request)) is not None:
         return problem
-    if (problem := next(filter(None, (_refuse_rows(each, limits.row_width) for each in rows)), None)) is not None:
+    if (problem := next(filter(None, (_refuse_rows(each, limits) for each in rows)), None)) is not None:
         return problem
     return _refuse_images(images, limits) if images else None
 
@@ -81,12 +81,16 @@ def _refuse_scores(request: Request) -> str | None:
     return f"{words} they begin with start {end - 1}"
 
 
-def _refuse_rows(rows: EmbedRows, width: int) -> str | None:
+def _refuse_rows(rows: EmbedRows, limits: Limits) -> str | None:
+    width, most = limits.row_width, limits.row_limit
     if not width:
         words = "this worker takes no input_embeds: its model makes no text, gives each layer a token's own numbers"
         return f"{words}, or is guessed for by a model that would see no rows; send text or tokens"
     if rows.width != width:
         return f"a row of input_embeds has {width} numbers, the hidden size of this model, not {rows.width}"
+    if not rows.largest <= most:
+        words = f"input_embeds has a number that is not within {most:.5g} of zero, as this model computes with"
+        return f"{words}: give smaller ones"
     return None
 
 

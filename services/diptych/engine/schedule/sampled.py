@@ -30,6 +30,10 @@ class Sampled(NamedTuple):
 
 NO_TOKENS: Final = EmitTokens((), (), ())
 NO_TOKEN_FAILURE = Failure(FailureCode.INTERNAL, "the model gave no usable logits for this request")
+ROWS_FAILURE: Final = Failure(
+    FailureCode.INVALID, "the model makes no usable logits of these input_embeds: give numbers like those of its tokens"
+)
+NO_TOKEN_FAILURES: Final = (NO_TOKEN_FAILURE, ROWS_FAILURE)  # what is computed of the request is not to be found again
 
 
 class Plain(NamedTuple):
@@ -187,7 +191,7 @@ def refuse_token(request: Request, token_id: int) -> Failure | None:
         return None
     processor = request.params.processor
     if processor is None:
-        return NO_TOKEN_FAILURE
+        return ROWS_FAILURE if any(each.rows for each in request.contents) else NO_TOKEN_FAILURE
     words = request.processor_error or f"custom_logit_processor {processor.name!r} left no token that may come next"
     return Failure(FailureCode.INVALID, words)  # the KV is not suspected of it
 

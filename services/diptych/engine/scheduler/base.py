@@ -31,7 +31,7 @@ from diptych.engine.values.batch import GraphUse, ImageCounts, OnLayer, WaitForE
 from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.prompt_cost import prompt_cost
-from diptych.engine.values.step_rows import row_width
+from diptych.engine.values.step_rows import row_limit, row_width
 from diptych.engine.values.transfer_rules import layer_windows
 from diptych.engine.values.watched_layers import told_states, watched_layers
 from diptych.kvtransfer.lanes import PathRule
@@ -180,6 +180,7 @@ class SchedulerBase:
             pooling=model.pooling,
             vision=model.vision,
             row_width=row_width(model),
+            row_limit=row_limit(model, options.dtype),
             image_row_nbytes=_image_row_nbytes(model, options),
             image_row_dtype=options.dtype,
             watched=watched_layers(model, options.device, options.num_ranks),

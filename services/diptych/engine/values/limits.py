@@ -47,6 +47,7 @@ class Limits:
     pooling: Pooling | None = None  # what is made of a prompt where no text is
     vision: VisionInput | None = None  # how images are to be; None: the model takes text only
     row_width: int = 0  # numbers of a row that a client may give in place of a token's embedding; 0: none may
+    row_limit: float = math.inf  # how large these may be, above zero and below
     image_row_nbytes: int = 0  # that a tower makes of a place, which pages can carry; 0: none, or not on several ranks
     image_row_dtype: str = ""  # of the numbers in them
     watched: WatchedLayers = NOTHING_WATCHED  # whose attention requests may ask for

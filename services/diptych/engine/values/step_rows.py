@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from diptych.common.arrays import F32, I64
 
 if TYPE_CHECKING:
     from diptych.architectures.config import ModelConfig
+
+LARGEST: Final = {"float32": 3.4028234663852886e38, "bfloat16": 3.3895313892515355e38, "float16": 65504.0}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,3 +28,8 @@ def row_width(model: ModelConfig) -> int:
     """
     takes_rows = model.pooling is None and not model.per_layer_dim and model.draft is None
     return model.hidden_size if takes_rows else 0
+
+
+def row_limit(model: ModelConfig, dtype: str) -> float:
+    """Return how large a number of such a row may be, which is read in `dtype`: finite there, multiplied or not."""
+    return LARGEST[dtype] / max(1.0, abs(model.embedding_scale)) if model.scales_given_rows else LARGEST[dtype]

@@ -27,13 +27,18 @@ class BodyBudget:
         self._held: Counter[str] = Counter()  # by caller; only who holds something
         self.num_bytes = 0
 
+    @property
+    def share(self) -> int:
+        """Bytes that one caller may hold."""
+        return self._max_bytes // SHARE
+
     def hold(self, caller: str) -> HeldBody:
         """Return what one body takes, which is nothing yet. `caller`: empty for whoever has no name."""
         return HeldBody(self, caller)
 
     def charge(self, caller: str, num_bytes: int) -> None:
         """Raises `RateLimited` if it is too much for one caller, `Overloaded` if it is for all."""
-        share = self._max_bytes // SHARE
+        share = self.share
         if caller and self._held[caller] + num_bytes > share:
             self._forget_empty(caller)
             words = (

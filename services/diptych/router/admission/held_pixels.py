@@ -1,4 +1,4 @@
-"""What the images of one request take of the memory for images. Pure."""
+"""What the images of one request, or its rows, take of the memory for these. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from diptych.router.admission.body_budget import BodyBudget
 
 
 class HeldPixels:
-    """Bytes of files and pixels of one request. Leave it when the request has ended."""
+    """Bytes of files and pixels, or of rows, of one request. Leave it when the request has ended."""
 
     def __init__(self, budget: BodyBudget, caller: str) -> None:
         self._budget = budget

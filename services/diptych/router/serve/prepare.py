@@ -54,7 +54,7 @@ class Preparer:
         images: ImageReader | None = None,
         pixels: BodyBudget | None = None,
     ) -> None:
-        """`images` and what they may take, `pixels`, of a model that takes some."""
+        """`images` of a model that takes some. `pixels`: what these may take, and rows."""
         self._model = model
         self._images = images
         self._pixels = pixels
@@ -72,8 +72,8 @@ class Preparer:
             self._images.close()
 
     def hold(self, client: ClientRequest) -> AbstractContextManager[HeldPixels | None]:
-        """Hold what the images of a request take of the memory, which is nothing yet; None: it has none."""
-        if self._pixels is None or not client.images:
+        """Hold what images or rows of a request take of the memory, which is nothing yet; None: it has none."""
+        if self._pixels is None or not (client.images or client.row_nbytes):
             return nullcontext()
         return HeldPixels(self._pixels, client.caller.name)
 
@@ -89,6 +89,11 @@ class Preparer:
         check_pool(client.routing.pool, workers.pools)
         if self._images is not None and (images := client.images):
             self._images.check(images)
+        if self._pixels is not None and client.row_nbytes > self._pixels.share:
+            words = f"the rows of {client.num_made} outputs of each prompt take {client.row_nbytes} bytes"
+            raise InvalidRequest(
+                f"{words}, more than {self._pixels.share}: ask for fewer outputs or fewer rows", param="n"
+            )
 
     def with_tier(self, client: ClientRequest) -> ClientRequest:
         """Return the request with what its wish comes to. Raises `InvalidRequest`."""
@@ -111,6 +116,8 @@ class Preparer:
         limit = self._workers.context_len(self._model.context_len)
         if client.vectors is not None:
             return await self._prepare_vectors(client, client.vectors, limit)
+        if held is not None:
+            held.take(client.row_nbytes)
         async with self._in_time(client):
             prompts = await self.tokenization.read(client, limit, held)
         grammar = await self._grammar(client, prompts[0].preamble)

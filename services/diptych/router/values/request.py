@@ -201,6 +201,11 @@ class ClientRequest:
         return [each for prompt in self.prompts for each in images_of(prompt)]
 
     @property
+    def row_nbytes(self) -> int:
+        """Bytes of the rows that workers are sent: those of a prompt once for each of its outputs."""
+        return self.num_made * sum(each.rows.nbytes for each in self.prompts if isinstance(each, RowsPrompt))
+
+    @property
     def num_made(self) -> int:
         """Outputs to make of each prompt."""
         return self.num_choices if self.best_of is None else self.best_of

@@ -101,8 +101,8 @@ def _check_rows(client: ClientRequest, model: ServedModel) -> None:
     rows = [prompt.rows for prompt in client.prompts if isinstance(prompt, RowsPrompt)]
     if not rows:
         return
-    width, size = rows[0].shape[1], model.hidden_size
-    if width != size:
+    size = model.hidden_size
+    if (width := next((each.shape[1] for each in rows if each.shape[1] != size), size)) != size:
         words = f"a row of input_embeds has {size} numbers, the hidden size of {model.model_id}, not {width}"
         raise InvalidRequest(words, param="input_embeds")
     if client.echo or client.params.prompt_logprobs is not None:
