@@ -162,7 +162,10 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     turns = AdapterTurns(options.num_lora_slots)
     served = ServedDraftModel(lambda: weights.runner.draft_model)
     draft_model = base.ranks.lead_draft_model(served)
-    graph_use: Callable[[], GraphUse] = lambda: weights.runner.graph_use  # noqa: E731
+
+    def graph_use() -> GraphUse:
+        return weights.runner.graph_use
+
     core = build_core(cache, limits, base.config, base.layout, turns, draft_model, graph_use)
     registry = LoraRegistry(options.num_loaded_loras, source.config.model_id)
     sets = base.ranks.lead_weights(

@@ -18,6 +18,7 @@ import orjson
 from diptych.common.trust.trust import Trust
 from diptych.router.console.calls.calls import Calls
 from diptych.router.console.calls.request_rows import RowFilter, list_of, merged
+from diptych.router.console.http_answer import HttpAnswer
 from diptych.router.console.state import RequestList, RequestStory
 from diptych.router.console.turns import in_turns
 from diptych.v1.bootstrap_pb2 import Instance
@@ -26,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 DEADLINE_S: Final = 1.0  # for all of an answer
 MAX_ANSWER_BYTES: Final = 16 << 20
-PIECE_BYTES: Final = 1 << 16
 OK: Final = 200
 REQUESTS_PATH: Final = "/console/api/requests"
 HERE: Final = "scope=here"  # of the one who is asked, and of nobody else
@@ -93,38 +93,21 @@ async def story_of_any(calls: Calls, others: OtherRouters, request_id: str) -> R
     return max(stories, key=lambda story: story["row"]["arrived_unix_s"], default=None)
 
 
-class _Answer:
-    """An HTTP answer as it is parsed: what `httptools` calls."""
-
-    def __init__(self) -> None:
-        self.body = bytearray()
-        self.is_complete = False
-
-    def on_body(self, piece: bytes) -> None:
-        self.body += piece
-
-    def on_message_complete(self) -> None:
-        self.is_complete = True
-
-
 async def _get(address: str, path_and_query: str, trust: Trust) -> tuple[int, bytes]:
     """Return status and body. Raises `OSError`, `ValueError` and `HttpParserError`."""
     where = urlsplit(f"//{address}")
-    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    answer = HttpAnswer(
+        *await asyncio.open_connection(where.hostname, where.port), _head(address, path_and_query, trust)
+    )
     try:
-        writer.write(_head(address, path_and_query, trust))
-        answer = _Answer()
-        parser = httptools.HttpResponseParser(answer)
-        while not answer.is_complete:
-            piece = await reader.read(PIECE_BYTES)
-            if not piece:
-                raise ConnectionError("the answer was cut off")
-            parser.feed_data(piece)
-            if len(answer.body) > MAX_ANSWER_BYTES:
+        body = bytearray()
+        async for piece in answer.pieces():
+            body += piece
+            if len(body) > MAX_ANSWER_BYTES:
                 raise ValueError(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
-        return parser.get_status_code(), bytes(answer.body)
+        return answer.status, bytes(body)
     finally:
-        writer.close()
+        answer.close()
 
 
 def _head(address: str, path_and_query: str, trust: Trust) -> bytes:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final, Protocol
 
 import httptools
@@ -17,17 +18,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from diptych.router.console.http_answer import Header, HttpAnswer
 from diptych.router.http.exchange.disconnect import until_disconnect
 
 PATIENCE_S: Final = 1.0  # until its head has come
-PIECE_BYTES: Final = 1 << 16
 MOST_UNREAD_BYTES: Final = 1 << 16  # of a stream whose viewer takes too little: the first process drops it
 UNAVAILABLE: Final = 503  # it is being drained, or has too many viewers
 OF_A_CONNECTION: Final = frozenset(
     {b"connection", b"content-length", b"date", b"expect", b"server", b"te", b"transfer-encoding", b"upgrade"}
 )
-
-Header = tuple[bytes, bytes]
 
 
 class Elsewhere(Protocol):
@@ -57,7 +56,7 @@ class FirstProcess:
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
-        self._streams: set[_Stream] = set()
+        self._streams: set[HttpAnswer] = set()
         self._is_closed = False
 
     async def stream(self, request: Request) -> Response | None:
@@ -81,7 +80,7 @@ class FirstProcess:
 class _HandedOn(Response):
     """Sends what comes of another process. No word to `Response`: its own body and headers are not sent."""
 
-    def __init__(self, stream: _Stream, running: set[_Stream]) -> None:
+    def __init__(self, stream: HttpAnswer, running: set[HttpAnswer]) -> None:
         """The stream is among those that run until the viewer has it no more."""
         self._stream = stream
         self._running = running
@@ -97,75 +96,18 @@ class _HandedOn(Response):
     async def _send(self, send: Send) -> None:
         headers = [header for header in self._stream.headers if header[0] not in OF_A_CONNECTION]
         await send({"type": "http.response.start", "status": self._stream.status, "headers": headers})
-        async for piece in self._stream.pieces():
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        with suppress(OSError, httptools.HttpParserError):  # cut off: the viewer comes again for a snapshot
+            async for piece in self._stream.pieces():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class _Stream:
-    """An answer of another process, of which the head has come: what `httptools` calls."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._parser = httptools.HttpResponseParser(self)
-        self._body = bytearray()
-        self._has_head = False
-        self._is_complete = False
-        self.headers: list[Header] = []
-
-    @property
-    def status(self) -> int:
-        return int(self._parser.get_status_code())
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        self._has_head = True
-
-    def on_body(self, piece: bytes) -> None:
-        self._body += piece
-
-    def on_message_complete(self) -> None:
-        self._is_complete = True
-
-    def close(self) -> None:
-        self._writer.close()
-
-    async def read_head(self) -> None:
-        """Raises `ConnectionError`, `HttpParserError`."""
-        while not self._has_head:
-            await self._read()
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes. One that is cut off ends: the viewer comes again for a snapshot."""
-        while not self._is_complete:
-            if self._body:
-                yield self._taken()
-            try:
-                await self._read()
-            except (OSError, httptools.HttpParserError):
-                break
-        yield self._taken()
-
-    def _taken(self) -> bytes:
-        body, self._body = bytes(self._body), bytearray()
-        return body
-
-    async def _read(self) -> None:
-        if not (piece := await self._reader.read(PIECE_BYTES)):
-            raise ConnectionError("the answer was cut off")
-        self._parser.feed_data(piece)
-
-
-async def _opened(address: tuple[str, int], head: bytes) -> _Stream:
+async def _opened(address: tuple[str, int], head: bytes) -> HttpAnswer:
     """Return the answer to a request. Raises `OSError`, `TimeoutError`, `HttpParserError`."""
     async with asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection(sock=await _connected(address), limit=MOST_UNREAD_BYTES)
-        stream = _Stream(reader, writer)
+        stream = HttpAnswer(reader, writer, head)
         try:
-            writer.write(head)
             await stream.read_head()
         except BaseException:
             stream.close()
