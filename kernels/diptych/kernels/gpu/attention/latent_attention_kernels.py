@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from diptych.kernels.gpu.attention.decode_attention_kernel import load_halves, page_of
 from diptych.kernels.gpu.attention.extend_attention import find_request
@@ -51,7 +52,10 @@ def latent_decode_kernel(
     DTYPE: tl.constexpr,  # of products
     STAGES: tl.constexpr,
     COMPILED: tl.constexpr,
+    EARLY: tl.constexpr,  # whether the sum of parts is launched while this one runs
 ):
+    if EARLY:
+        gdc_launch_dependents()
     head_tile, worker = tl.program_id(0) % HEAD_TILES, tl.program_id(0) // HEAD_TILES
     row = tl.arange(0, ROWS)
     head, is_row = head_tile * GROUP + row, row < GROUP
@@ -110,6 +114,7 @@ def latent_merge_kernel(
     BLOCK: tl.constexpr,
     BATCH: tl.constexpr,
     TOGETHER: tl.constexpr,  # parts that are read at once
+    EARLY: tl.constexpr,
 ):
     """Add up the parts of one head of a request, in an order that shares alone decide: equal inputs give equal bits."""
     request, head = tl.program_id(0), tl.program_id(1)
@@ -119,6 +124,8 @@ def latent_merge_kernel(
     request_end = tl.sum(tl.where(requests == request, ends, 0))
     request_start = request_end - tl.maximum(tl.cdiv(tl.load(seq_lens + request), BLOCK), 1)
     first_worker, last_worker = request_start // share, (request_end - 1) // share
+    if EARLY:
+        gdc_wait()  # who left parts is over, for this launch and for those behind it
     if first_worker == last_worker:
         return
     maximum, sum_ = tl.full((), float("-inf"), tl.float32), tl.zeros((), tl.float32)

@@ -16,8 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diptych.kernels.gpu.attention.decode_attention import FP8, LOG2_E
-from diptych.kernels.gpu.attention.latent_attention import LatentShape
+from diptych.kernels.gpu.attention import hopper_latent
+from diptych.kernels.gpu.attention.decode_attention import FP8, LOG2_E, MIN_HEADS
+from diptych.kernels.gpu.attention.latent_attention import LatentShape, Parts
 from diptych.kernels.gpu.attention.latent_attention_kernels import add_part, load_query, store_halves, take_in
 from diptych.kernels.gpu.grid import cdiv, power_of_two
 
@@ -69,48 +70,76 @@ def sparse_latent_attention(
     nothing once compiled, and may be captured: a replay reads what `chosen` and `lens` hold at its own time.
     """
     _check(q, kv_layer, chosen, lens, out, shape)
-    kv = kv_layer.view(torch.int16) if kv_layer.dtype == FP8 else kv_layer
     assert num_parts == 1 or len(workspace.maxima) >= len(q) * num_parts, (workspace.maxima.shape, len(q), num_parts)
     parts = workspace.values, workspace.maxima, workspace.sums
+    attend = hopper_latent.attend_to_chosen if _pays_on_hopper(shape, kv_layer) else attend_anywhere
+    with torch.cuda.device_of(q):
+        attend(q, kv_layer, chosen, lens, out, parts, shape, scale * kv_scale * LOG2_E, kv_scale, num_parts)
+        if num_parts > 1:
+            _merge(parts, chosen.shape[1], lens, out, shape, kv_scale, num_parts)
+
+
+def _pays_on_hopper(shape: LatentShape, kv_layer: Tensor) -> bool:
+    """As of `latent_decode`: up to 16 heads have tiles of as many rows."""
+    dims = shape.rank, shape.rope_dim
+    return shape.decode_rows > MIN_HEADS and hopper_latent.gathers(dims, shape.dtype, kv_layer)
+
+
+def attend_anywhere(
+    q: Tensor,
+    kv_layer: Tensor,
+    chosen: Tensor,
+    lens: Tensor,
+    out: Tensor,
+    parts: Parts,
+    shape: LatentShape,
+    score_scale: float,
+    value_scale: float,
+    num_parts: int,
+) -> None:
+    """Leave what parts of rows have in `parts`, or in `out` where one has all of a row."""
+    kv = kv_layer.view(torch.int16) if kv_layer.dtype == FP8 else kv_layer
     constants = shape.decode_constants(len(q))
     constants.pop("BATCH")
-    num_kept, block = chosen.shape[1], shape.decode_tile.block
-    with torch.cuda.device_of(q):
-        sparse_latent_kernel[(len(q) * num_parts * shape.head_tiles,)](
-            q,
-            kv,
-            chosen,
-            lens,
-            out,
-            *parts,
-            q.stride(0),
-            out.stride(0),
-            chosen.stride(0),
-            kv.stride(0),
-            kv.stride(2),
-            num_parts,
-            scale * kv_scale * LOG2_E,
-            kv_scale,
-            **constants,
-            NUM_KEPT=num_kept,
-            COMPILED=not triton.knobs.runtime.interpret,
-            num_warps=shape.decode_tile.num_warps,
-        )
-        if num_parts > 1:
-            sparse_merge_kernel[(len(q), shape.num_heads)](
-                *parts,
-                lens,
-                out,
-                out.stride(0),
-                num_parts,
-                kv_scale,
-                NUM_HEADS=shape.num_heads,
-                NUM_KEPT=num_kept,
-                DIM=shape.rank,
-                DIM_BLOCK=power_of_two(shape.rank),
-                BLOCK=block,
-                num_warps=4,
-            )
+    sparse_latent_kernel[(len(q) * num_parts * shape.head_tiles,)](
+        q,
+        kv,
+        chosen,
+        lens,
+        out,
+        *parts,
+        q.stride(0),
+        out.stride(0),
+        chosen.stride(0),
+        kv.stride(0),
+        kv.stride(2),
+        num_parts,
+        score_scale,
+        value_scale,
+        **constants,
+        NUM_KEPT=chosen.shape[1],
+        COMPILED=not triton.knobs.runtime.interpret,
+        num_warps=shape.decode_tile.num_warps,
+    )
+
+
+def _merge(
+    parts: Parts, num_kept: int, lens: Tensor, out: Tensor, shape: LatentShape, value_scale: float, num_parts: int
+) -> None:
+    sparse_merge_kernel[(len(lens), shape.num_heads)](
+        *parts,
+        lens,
+        out,
+        out.stride(0),
+        num_parts,
+        value_scale,
+        NUM_HEADS=shape.num_heads,
+        NUM_KEPT=num_kept,
+        DIM=shape.rank,
+        DIM_BLOCK=power_of_two(shape.rank),
+        BLOCK=shape.decode_tile.block,
+        num_warps=4,
+    )
 
 
 def _check(q: Tensor, kv_layer: Tensor, chosen: Tensor, lens: Tensor, out: Tensor, shape: LatentShape) -> None:
