@@ -302,6 +302,7 @@ def _modules() -> Mapping[str, types.ModuleType]:
         f"{root}.gluon": module(f"{root}.gluon", language=gl),
         f"{root}.gluon.language": gl,
         f"{root}.gluon.language.nvidia.hopper": hopper,
+        f"{root}.gluon.nvidia.hopper": module("descriptors", TensorDescriptor=Descriptor),
         "language": language,
     }
 

@@ -148,9 +148,9 @@ def test_many_parts_of_few_requests_are_added_up_by_more_programs(
     num_splits: int, batch: int, launch: tuple[int, int, int]
 ) -> None:
     shape = LatentShape(128, 512, 64, 64, torch.bfloat16, torch.bfloat16)
-    assert astuple(merge_launch(shape, batch, num_splits)) == launch
+    assert astuple(merge_launch(shape, batch, num_splits))[:3] == launch
     few = LatentShape(16, 512, 64, 64, torch.bfloat16, torch.bfloat16)
-    assert astuple(merge_launch(few, 1, 132)) == (128, 32, 4)
+    assert astuple(merge_launch(few, 1, 132))[:3] == (128, 32, 4)
 
 
 @pytest.mark.parametrize("num_sms", [78, 114, 132])
