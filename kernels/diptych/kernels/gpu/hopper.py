@@ -47,6 +47,11 @@ def shared_nbytes(device: torch.device) -> int:
     return _shared_nbytes(torch.cuda.get_device_properties(device)) if device.type == "cuda" else SHARED_NBYTES
 
 
+def starts_early(device: torch.device) -> bool:
+    """Whether launches there begin while those before them run, if both say so ("programmatic dependent launch")."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == CAPABILITY
+
+
 def _shared_nbytes(properties: Any) -> int:
     return int(properties.shared_memory_per_block_optin)
 

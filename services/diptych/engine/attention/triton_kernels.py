@@ -33,7 +33,7 @@ from diptych.kernels.gpu.attention.latent_attention import (
     latent_splits,
 )
 from diptych.kernels.gpu.attention.split_extend_attention import SplitWorkspace, is_short, split_extend_attention
-from diptych.kernels.gpu.hopper import shared_nbytes
+from diptych.kernels.gpu.hopper import shared_nbytes, starts_early
 from diptych.kernels.row_groups import RowGroups
 
 LARGEST_BATCH: Final = 4096  # requests of a decode step, unless the pool has more pages: each has one at least
@@ -107,11 +107,8 @@ def num_sms(kv: Tensor) -> int:
 def latent_shapes(config: ModelConfig, kv: Tensor) -> Mapping[torch.dtype, LatentShape]:
     """Return what kernels are launched for where a pool of latents is, by the type of states."""
     dims = config.value_dim, config.head_dim - config.value_dim
-    room = shared_nbytes(kv.device)
-    return {
-        dtype: LatentShape(config.num_heads, *dims, kv.shape[3], dtype, kv.dtype, shared_nbytes=room)
-        for dtype in DTYPES
-    }
+    device = shared_nbytes(kv.device), starts_early(kv.device)
+    return {dtype: LatentShape(config.num_heads, *dims, kv.shape[3], dtype, kv.dtype, *device) for dtype in DTYPES}
 
 
 def longest_request(config: ModelConfig, kv: Tensor) -> int:

@@ -44,7 +44,7 @@ def attend(name: str, kv_dtype: torch.dtype, kv_pointer: str, *, decode: bool) -
         name,
         latent_decode_kernel if decode else latent_extend_kernel,
         {**pointers, **more, **dict.fromkeys(NUMBERS, "i32"), **FLOATS},
-        {**constants, "COMPILED": True} | ({"EARLY": False} if decode else {}),
+        {**constants, "COMPILED": True} | ({"EARLY": True} if decode else {}),
         ANY_NUMBER,
         loads=frozenset({"async 16"}),
         never=frozenset({"ld.shared.b8"}),
@@ -57,7 +57,7 @@ def on_hopper(name: str, kv_dtype: torch.dtype, kv_name: str, page_size: int, *,
     pointers = {"q": "*bf16", "kv": f"tensordesc<{kv_name}[{page_size},{BOX}],{layout!r}>"}
     pointers |= {"page_table": "*i32", "seq_lens": "*i32", "out": "*bf16"}
     more = PARTS | {"num_workers": "i32"} if decode else {"extend_starts": "*i32"}
-    own = {"HEAD_TILES": 2, "BATCH": 256, "EARLY": False} if decode else {}
+    own = {"HEAD_TILES": 2, "BATCH": 256, "EARLY": True} if decode else {}
     return Kernel(
         name,
         hopper_latent_decode_kernel if decode else hopper_latent_extend_kernel,
@@ -104,7 +104,7 @@ def kernels() -> Iterator[Kernel]:
         latent_merge_kernel,
         {**PARTS, "seq_lens": "*i32", "out": "*bf16", "batch_size": "i32", "out_stride": "i32", "num_workers": "i32"}
         | {"value_scale": "fp32"},
-        {"NUM_HEADS": 128, "DIM": 512, "DIM_BLOCK": 512, "BLOCK": 64, "BATCH": 256, "TOGETHER": 2, "EARLY": False},
+        {"NUM_HEADS": 128, "DIM": 512, "DIM_BLOCK": 512, "BLOCK": 64, "BATCH": 256, "TOGETHER": 2, "EARLY": True},
         ANY_NUMBER,
         loads=frozenset({"v4.b32"}),  # of the parts
     )

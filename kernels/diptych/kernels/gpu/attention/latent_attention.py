@@ -57,6 +57,7 @@ class LatentShape:
     dtype: torch.dtype  # of queries
     kv_dtype: torch.dtype
     shared_nbytes: int = SHARED_NBYTES  # of a program where it is launched
+    starts_early: bool = False  # whether a launch there may begin while the one before it runs
 
     @property
     def max_rows(self) -> int:
@@ -166,21 +167,24 @@ class MergeLaunch:
     dims: int
     parts: int  # that are read at once
     num_warps: int
-    early: bool = False  # begins while shares are computed
+    early: bool = False  # begins while shares are computed, and waits for them
 
 
 def merge_launch(shape: LatentShape, batch: int, num_splits: int) -> MergeLaunch:
-    """Few heads of many parts are shared out by dimensions; many heads are programs enough. By an H200's times.
+    """Many parts of a request are read at once, of fewer dimensions. By an H200's times.
 
     Batches between two powers of two have the launch of the larger one: a worker compiles that before it serves.
     """
     batch = power_of_two(max(1, batch))
     rank, parts = power_of_two(shape.rank), num_splits // batch + 2  # of requests of equal lengths
+    early = shape.starts_early
     if parts <= 4:
-        return MergeLaunch(rank, 2, 1)
+        return MergeLaunch(rank, 2, 1, early)
     if parts <= 12:
-        return MergeLaunch(rank, 8, 4)
-    return MergeLaunch(min(128, rank), 16, 1) if batch * shape.num_heads >= 64 else MergeLaunch(min(128, rank), 32, 4)
+        return MergeLaunch(rank, 8, 4, early)
+    if parts <= 20:
+        return MergeLaunch(min(128, rank), 16, 1, early)
+    return MergeLaunch(min(128, rank), 64, 4, early) if parts <= 68 else MergeLaunch(min(64, rank), 128, 4, early)
 
 
 def latent_decode(

@@ -134,27 +134,24 @@ def latent_merge_kernel(
         worker = first + tl.arange(0, TOGETHER)
         is_part = worker <= last_worker
         place = (worker * 2 + (worker == first_worker).to(tl.int32)) * NUM_HEADS + head
-        maxima = tl.load(part_maxima + place, mask=is_part, other=float("-inf"))
-        sums = tl.load(part_sums + place, mask=is_part, other=0.0)
-        rows = part_values + place.to(tl.int64)[:, None] * DIM + dim[None, :]
-        parts = tl.load(rows, mask=is_part[:, None] & (dim < DIM)[None, :], other=0.0)
-        new_maximum = tl.maximum(maximum, tl.max(maxima))
-        shrink, grow = tl.exp2(maximum - new_maximum), tl.exp2(maxima - new_maximum)
-        sum_ = sum_ * shrink + tl.sum(sums * grow)
-        values = values * shrink + tl.sum(parts * grow[:, None], 0)
-        maximum = new_maximum
+        maximum, sum_, values = add_parts(
+            part_values, part_maxima, part_sums, place, is_part, maximum, sum_, values, dim, DIM
+        )
     target = out + request.to(tl.int64) * out_stride + head * DIM + dim
     tl.store(target, (values * (value_scale / sum_)).to(out.dtype.element_ty), mask=dim < DIM)
 
 
 @triton.jit
-def add_part(part_values, part_maxima, part_sums, place, maximum, sum_, values, dim, DIM: tl.constexpr):
-    """Return the maximum, the sum of weights and that of values of one head with the part at `place` in them."""
-    part_maximum = tl.load(part_maxima + place)
-    new_maximum = tl.maximum(maximum, part_maximum)
-    shrink, grow = tl.exp2(maximum - new_maximum), tl.exp2(part_maximum - new_maximum)
-    part = tl.load(part_values + place.to(tl.int64) * DIM + dim, mask=dim < DIM, other=0.0)
-    return new_maximum, sum_ * shrink + tl.load(part_sums + place) * grow, values * shrink + part * grow
+def add_parts(part_values, part_maxima, part_sums, places, is_part, maximum, sum_, values, dim, DIM: tl.constexpr):
+    """Return the maximum, the sum of weights and that of values of one head with the parts at `places` in them."""
+    maxima = tl.load(part_maxima + places, mask=is_part, other=float("-inf"))
+    sums = tl.load(part_sums + places, mask=is_part, other=0.0)
+    rows = part_values + places.to(tl.int64)[:, None] * DIM + dim[None, :]
+    parts = tl.load(rows, mask=is_part[:, None] & (dim < DIM)[None, :], other=0.0)
+    new_maximum = tl.maximum(maximum, tl.max(maxima))
+    shrink, grow = tl.exp2(maximum - new_maximum), tl.exp2(maxima - new_maximum)
+    values = values * shrink + tl.sum(parts * grow[:, None], 0)
+    return new_maximum, sum_ * shrink + tl.sum(sums * grow), values
 
 
 @triton.jit(

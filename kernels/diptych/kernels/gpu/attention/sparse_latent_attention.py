@@ -18,9 +18,9 @@ from torch import Tensor
 
 from diptych.kernels.gpu.attention import hopper_latent
 from diptych.kernels.gpu.attention.decode_attention import FP8, LOG2_E, MIN_HEADS
-from diptych.kernels.gpu.attention.latent_attention import LatentShape, Parts
-from diptych.kernels.gpu.attention.latent_attention_kernels import add_part, load_query, store_halves, take_in
-from diptych.kernels.gpu.grid import cdiv, power_of_two
+from diptych.kernels.gpu.attention.latent_attention import LatentShape, Parts, merge_launch
+from diptych.kernels.gpu.attention.latent_attention_kernels import add_parts, load_query, store_halves, take_in
+from diptych.kernels.gpu.grid import cdiv
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,8 @@ def attend_anywhere(
 def _merge(
     parts: Parts, num_kept: int, lens: Tensor, out: Tensor, shape: LatentShape, value_scale: float, num_parts: int
 ) -> None:
-    sparse_merge_kernel[(len(lens), shape.num_heads)](
+    launch = merge_launch(shape, len(lens), len(lens) * num_parts)
+    sparse_merge_kernel[(len(lens), shape.num_heads, cdiv(shape.rank, launch.dims))](
         *parts,
         lens,
         out,
@@ -136,9 +137,10 @@ def _merge(
         NUM_HEADS=shape.num_heads,
         NUM_KEPT=num_kept,
         DIM=shape.rank,
-        DIM_BLOCK=power_of_two(shape.rank),
+        DIM_BLOCK=launch.dims,
         BLOCK=shape.decode_tile.block,
-        num_warps=4,
+        TOGETHER=launch.parts,
+        num_warps=launch.num_warps,
     )
 
 
@@ -282,20 +284,34 @@ def sparse_merge_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KEPT: tl.constexpr,
     DIM: tl.constexpr,  # of values
-    DIM_BLOCK: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,  # of a program
     BLOCK: tl.constexpr,
+    TOGETHER: tl.constexpr,  # parts that are read at once
 ):
-    """Add up the parts of one head of a row, in their order."""
-    row, head, dim = tl.program_id(0), tl.program_id(1), tl.arange(0, DIM_BLOCK)
+    """Add up the parts of one head of a row, in an order that their number alone decides."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    dim = tl.program_id(2) * DIM_BLOCK + tl.arange(0, DIM_BLOCK)
     num_tiles = tl.cdiv(tl.minimum(tl.load(lens + row), NUM_KEPT), BLOCK)
     share = tl.cdiv(num_tiles, num_parts)
     if share == num_tiles:
         return
     maximum, sum_ = tl.full((), float("-inf"), tl.float32), tl.zeros((), tl.float32)
     values = tl.zeros((DIM_BLOCK,), tl.float32)
-    for part in tl.range(0, tl.cdiv(num_tiles, share)):
+    for first in tl.range(0, tl.cdiv(num_tiles, share), TOGETHER):
+        part = first + tl.arange(0, TOGETHER)
         place = (row * num_parts + part) * NUM_HEADS + head
-        maximum, sum_, values = add_part(part_values, part_maxima, part_sums, place, maximum, sum_, values, dim, DIM)
+        maximum, sum_, values = add_parts(
+            part_values,
+            part_maxima,
+            part_sums,
+            place,
+            part < tl.cdiv(num_tiles, share),
+            maximum,
+            sum_,
+            values,
+            dim,
+            DIM,
+        )
     target = out + row.to(tl.int64) * out_stride + head * DIM + dim
     tl.store(target, (values * (value_scale / sum_)).to(out.dtype.element_ty), mask=dim < DIM)
 
