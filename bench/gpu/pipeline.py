@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     options = parser.parse_args()
     on_cpu = options.device == "cpu"
-    shape, loads = dict(CONFIG) | (TINY if on_cpu else {}), TINY_LOADS if on_cpu else LOADS
+    shape, loads = dict(CONFIG) | (dict(TINY) if on_cpu else {}), TINY_LOADS if on_cpu else LOADS
     if options.quick and not on_cpu:
         loads = dict(list(loads.items())[1:2])
     with Report(as_json=options.json) as rows, model_folder(shape) as folder:
