@@ -50,7 +50,7 @@ class Rule(ABC):
         self.num_tokens = batch_size * length
         slots, starts = torch.randperm(batch_size), np.arange(batch_size + 1, dtype=np.int32) * length
         self.prompts = Prompts(slots.cuda(), torch.from_numpy(starts).cuda(), max_len=length)
-        self.single_rows = SlotRows(self.prompts.slots, torch.ones(batch_size, dtype=torch.int32, device="cuda"))
+        self.single_rows = SlotRows.of_one_token(self.prompts.slots)
         self.mixed = torch.randn(self.num_tokens, self.num_channels, device="cuda")
         self.out = torch.empty(self.num_tokens, *self.out_shape, device="cuda")
         self.states = [torch.randn(batch_size, *self.state_shape, device="cuda") for _ in range(NUM_LAYERS)]
