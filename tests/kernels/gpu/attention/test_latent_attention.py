@@ -9,7 +9,7 @@ import torch
 from rounding import assert_rows_are_rounded
 from torch import Tensor
 
-from diptych.kernels.gpu.attention import hopper_latent
+from diptych.kernels.gpu.attention import hopper_latent, latent_attention
 from diptych.kernels.gpu.attention.decode_attention import FP8, batch_block
 from diptych.kernels.gpu.attention.latent_attention import (
     LatentShape,
@@ -113,6 +113,15 @@ def assert_right(case: Case, step: Step, out: Tensor) -> None:
     options: Any = {"rank": case.rank, "scale": SCALE, **case.options}
     right = reference_latent_attention(step.q, step.kv_layer, step.page_table, step.seq_lens, step.starts, **options)
     assert_rows_are_rounded(out, right, case.dtype)
+
+
+def test_parts_are_added_up_in_rounds_by_programs_of_some_dimensions(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latent_attention, "merge_launch", lambda *_shapes: MergeLaunch(16, 2, 4))
+    case = Case((600, 200), rank=40, num_splits=13)
+    step = Step(case, device)
+    assert_right(case, step, attend(case, step))
 
 
 def test_rows_of_padding_read_nothing_and_give_zeros(device: torch.device) -> None:

@@ -10,8 +10,9 @@ from rounding import assert_rows_are_rounded
 from torch import Tensor
 
 from diptych.kernels.gpu.attention import hopper_latent
+from diptych.kernels.gpu.attention import sparse_latent_attention as sparse
 from diptych.kernels.gpu.attention.decode_attention import FP8
-from diptych.kernels.gpu.attention.latent_attention import LatentShape, LatentWorkspace, latent_decode
+from diptych.kernels.gpu.attention.latent_attention import LatentShape, LatentWorkspace, MergeLaunch, latent_decode
 from diptych.kernels.gpu.attention.sparse_latent_attention import (
     SparseWorkspace,
     most_parts,
@@ -97,6 +98,15 @@ def assert_right(case: Case, step: Step, out: Tensor) -> None:
     options: Any = {"rank": case.rank, "scale": SCALE, **case.options}
     right = reference_sparse_latent_attention(step.q, step.kv_layer, step.chosen, step.lens, **options)
     assert_rows_are_rounded(out, right, case.dtype)
+
+
+def test_parts_are_added_up_in_rounds_by_programs_of_some_dimensions(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse, "merge_launch", lambda *_shapes: MergeLaunch(16, 2, 4))
+    case = Case((600, 100), rank=40, num_kept=500, num_parts=8)
+    step = Step(case, device)
+    assert_right(case, step, attend(case, step))
 
 
 @pytest.mark.parametrize("num_parts", [1, 3])
