@@ -32,9 +32,9 @@ PATHS: Final = {  # of what others are asked for, by topic
     "charts": f"/console/api/charts?{HERE}",
 }
 FOLLOW_AGAIN_S: Final = 60.0  # between two words to others that somebody looks: they follow calls for minutes
-AGE_S: Final = {"requests": 0.9, "cache": 10.0, "charts": 9.0}  # of what others said, before they are asked again
-ANSWER_S: Final = 5e-4  # of processor time that an answer takes of who asks and who is asked, both together,
-ROW_S: Final = 1e-5  # and each row of a call in it
+AGE_S: Final = {"requests": 0.9, "cache": 20.0, "charts": 9.0}  # of what others said, before they are asked again
+ANSWER_S: Final = 1e-3  # of processor time that an answer takes of who asks and who is asked, both together,
+ROW_S: Final = 1.5e-5  # and each row of a call in it
 ASKING_SHARE: Final = 0.002  # of a core, for asking all of them for calls
 SPARE_ROWS: Final = 8  # that a router is asked for though it had none of the newest
 
