@@ -3,13 +3,15 @@
     python -m router_rig.steady '{"port": 8000, "body": "...", "rate": 500, "num_connections": 128}' < PIPE
 
 Ends when its input does, and prints one line of JSON. The kernel spreads connections over the processes of a router,
-and they are used in turn: so each process has the same share of the requests all the time. Arrivals are random
-(Poisson, seeded). `NUMBER` in the body becomes another number in each request.
+and they are used in turn: so each process has the same share of the requests all the time. Arrivals are at random
+moments of a second (seeded), and each second is like the one before: turns do not differ by what is asked. `NUMBER` in
+the body becomes another number in each request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import sys
@@ -28,7 +30,7 @@ class Steady:
 
     port: int
     body: str
-    rate: float  # requests/s
+    rate: float  # requests/s, a whole number
     num_connections: int = 128
     path: str = "/v1/chat/completions"
 
@@ -92,12 +94,13 @@ async def _run(steady: Steady) -> Answers:
     loop.add_reader(sys.stdin.fileno(), is_over.set)
     await client.connect()
     print("ready", flush=True)
-    due_s = time.monotonic()
+    begin_s, moments_s = time.monotonic(), sorted(rng.random() for _ in range(max(1, round(steady.rate))))
+    arrivals = (begin_s + second + moment_s for second in itertools.count() for moment_s in moments_s)
     async with asyncio.TaskGroup() as group:
         while not is_over.is_set():
+            due_s = next(arrivals)
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             group.create_task(client.ask(due_s))
-            due_s += rng.expovariate(steady.rate)
     return client.answers
 
 
