@@ -21,7 +21,7 @@ class World:
     def __init__(self) -> None:
         self.capacity = 100
         self.now_s = 0.0
-        self.door = SessionDoor(lambda: self.capacity, lambda: self.now_s)
+        self.door = SessionDoor(lambda: self.capacity, lambda: self.now_s, look_s=0.001)
 
     async def waiting(self, key: Key, num_tokens: int = 100) -> asyncio.Task[bool]:
         """Return a call that is in line."""

@@ -18,11 +18,14 @@ RETRY_S: Final = 5  # after which a client that stopped waiting is told to ask a
 class SessionDoor:
     """The line of one router process. It is the event loop's alone."""
 
-    def __init__(self, capacity: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, capacity: Callable[[], int], clock: Callable[[], float] = time.monotonic, look_s: float = LOOK_S
+    ) -> None:
         """`capacity`: tokens of context that this router's sessions may have together, now."""
         self.line = SessionLine()
         self._capacity = capacity
         self._clock = clock
+        self._look_s = look_s
         self._waiters: dict[Key, set[asyncio.Future[None]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -90,7 +93,7 @@ class SessionDoor:
             self.num_admitted += 1
             self._answer(key)
         if self._timer is None and self.line.num_waiting and not self._is_closed:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
+            self._timer = asyncio.get_running_loop().call_later(self._look_s, self._look_again)
 
     def leave(self) -> None:
         """Let nobody wait here any more: the router leaves."""

@@ -202,15 +202,16 @@ def test_with_a_token_acts_are_for_its_holder_and_reach_workers_in_his_name(
 
 
 @pytest.fixture
-def crowded(start_cluster: Callable[..., Cluster]) -> Cluster:
-    """Workers whose pools hold 1,600 tokens each."""
-    cluster = start_cluster()
+def crowded(cluster: Cluster) -> Iterator[Cluster]:
+    """Workers whose pools hold 100 pages each; sessions that are left open are closed."""
     for worker in cluster.workers:
         worker.instance.load.total_pages = 100
         cluster.report_load(worker, worker.instance.load)
-    line = cluster.router.served[0].pipeline.door
-    cluster.wait_until(lambda: line.capacity_tokens == 100 * worker.instance.transfer.layout.page_size > 0)
-    return cluster
+    door = cluster.router.served[0].pipeline.door
+    cluster.wait_until(lambda: door.capacity_tokens == 100 * worker.instance.transfer.layout.page_size > 0)
+    yield cluster
+    for name in "abc":
+        ask(cluster, "POST", "/close_session", body={"session_id": name})
 
 
 def opened(cluster: Cluster, name: str, tokens: int, **fields: Any) -> tuple[int, Any]:
