@@ -151,7 +151,7 @@ def _outcome(platform: Platform, served: Sequence[Served]) -> Outcome:
         return np.array(tuple(values), np.int64)
 
     return Outcome(
-        arrival_s=np.array([each.call.arrival_s for each in served]),
+        arrival_s=np.array([each.call.arrival_s - each.line_s for each in served]),
         first_s=np.array([each.first_s for each in served]),
         last_s=np.array([each.last_s for each in served]),
         prefill_id=ints(each.pair.prefill_id for each in served),

@@ -18,10 +18,10 @@ LONG_S = 600.0
 class World:
     """A door before pools of 100 tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, look_s: float = LONG_S) -> None:
         self.capacity = 100
         self.now_s = 0.0
-        self.door = SessionDoor(lambda: self.capacity, lambda: self.now_s, look_s=0.001)
+        self.door = SessionDoor(lambda: self.capacity, lambda: self.now_s, look_s)
 
     async def waiting(self, key: Key, num_tokens: int = 100) -> asyncio.Task[bool]:
         """Return a call that is in line."""
@@ -31,9 +31,9 @@ class World:
         return task
 
 
-def in_world(test: Callable[[World], Awaitable[None]]) -> None:
+def in_world(test: Callable[[World], Awaitable[None]], look_s: float = LONG_S) -> None:
     async def run() -> None:
-        world = World()
+        world = World(look_s)
         await test(world)
         world.door.leave()
 
@@ -90,7 +90,7 @@ def test_a_line_looks_at_the_pools_by_itself_as_long_as_somebody_waits() -> None
         world.capacity = 100
         assert await first
 
-    in_world(test)
+    in_world(test, look_s=0.001)
 
 
 def test_a_request_holds_its_session_and_tells_its_context() -> None:

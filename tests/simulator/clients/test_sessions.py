@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from diptych.common.members.roles import Role
 from diptych.simulator.outcome import Outcome
 from diptych.simulator.run import simulate
-from diptych.simulator.setup import Expectation, Setup, WorkerSetup
+from diptych.simulator.setup import Expectation, RouterSetup, Setup, WorkerSetup
 from diptych.simulator.traces.call import Call, names_of
 from diptych.simulator.traces.closed_loop import closed_loop
 
@@ -33,11 +34,11 @@ CALLS = closed_loop([
 A1, B1, NOBODYS, A2, B2 = range(5)
 
 
-def served(num_tokens: int, expectation: Expectation) -> Outcome:
+def served(num_tokens: int, expectation: Expectation, calls: Sequence[Call] = CALLS) -> Outcome:
     """Return what becomes of the calls where pools hold so many tokens."""
     worker = WorkerSetup(num_pages=num_tokens // PAGE, page_size=PAGE)
     workers = (replace(worker, role=Role.PREFILL), replace(worker, role=Role.DECODE))
-    outcome = simulate(Setup(workers, sessions=expectation, context_len=512 * 7), CALLS)
+    outcome = simulate(Setup(workers, sessions=expectation, context_len=512 * 7), calls)
     assert set(outcome.failure) == {""}
     return outcome
 
@@ -59,6 +60,12 @@ def test_sessions_that_fit_do_not_wait(num_blocks: int) -> None:
 def test_who_expects_the_most_waits_until_it_is_known_that_the_others_have_less() -> None:
     outcome = served(512 * 13 + PAGE, Expectation.LONGEST)  # one at its most, and one half as large again as it is
     assert outcome.last_s[A1] < outcome.first_s[B1] < outcome.arrival_s[A2]
+
+
+def test_no_deadline_counts_the_time_in_line() -> None:
+    made = [replace(call, gap_s=700.0) if call.session == "a" and call.gap_s > 0 else call for call in CALLS]
+    outcome = served(512 * 10, Expectation.EXACT, made)
+    assert outcome.ttft_s[B1] > RouterSetup().silence_s
 
 
 def test_without_sessions_all_is_as_it_was() -> None:

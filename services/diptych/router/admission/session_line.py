@@ -38,7 +38,7 @@ class _Member:
     """A session that is in, or waits."""
 
     expected_tokens: int
-    used_s: float  # when it was last asked for, or had a request
+    used_s: float  # when a call last waited for it, or a request of it ran, if none does now
     idle_s: float = TICKET_S
     num_open: int = 0  # calls that wait for it, and requests of it that run
     context_tokens: int = 0  # of its last request; 0: it has had none
@@ -74,7 +74,6 @@ class SessionLine:
             self._check_room(key.owner)
             member = self._waiting[key] = _Member(expected_tokens, now_s)
         member.expected_tokens = expected_tokens
-        member.used_s = now_s
         member.num_open += 1
 
     def let_go(self, key: Key, now_s: float) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from diptych.router.admission.session_line import Key, SessionLine
@@ -73,6 +73,13 @@ class SessionClients:
         self._line.begin(_key(served), self._clock.now_s)
         self._send(served)
 
+    def _send_late(self, served: Served) -> None:
+        """Send a call whose client has waited in line: no deadline of the router's counts that."""
+        now_s = self._clock.now_s
+        served.line_s = now_s - served.call.arrival_s
+        served.call = replace(served.call, arrival_s=now_s)
+        self._begin(served)
+
     def _ended(self, served: Served, follower: Callable[[], None] | None) -> None:
         key, call, now_s = _key(served), served.call, self._clock.now_s
         self._line.end(key, call.prompt_len + call.output_len, now_s)
@@ -87,7 +94,7 @@ class SessionClients:
         now_s = self._clock.now_s
         for key in self._line.admit(self._capacity(), now_s):
             self._line.claim(key, math.inf, now_s)
-            self._begin(self._waiting.pop(key))
+            self._send_late(self._waiting.pop(key))
 
 
 def _key(served: Served) -> Key:
