@@ -79,7 +79,8 @@ class Pipeline:
         self._retries = retries
         self.aborts = aborts or Aborts()
         self.sessions = KeptSessions()
-        self.door = SessionDoor(self._session_tokens)
+        fleet = dispatcher.fleet
+        self.door = SessionDoor(lambda: share_of(fleet.pairs(), fleet.pool_tokens(), len(fleet.routers())))
         self._eos_ids = frozenset(model.tokenizer.eos_ids)
         self._parsed_tokenizer = model.tokenizer.showing(model.formats.tokens)
         self._showing_tokenizer = model.tokenizer.showing(model.tokenizer.special_tokens)
@@ -128,11 +129,6 @@ class Pipeline:
     def context_len(self) -> int:
         """Tokens, prompt + output, that model and workers take now."""
         return self._dispatcher.fleet.context_len(self.model.context_len)
-
-    def _session_tokens(self) -> int:
-        """Return how many tokens of context the sessions of this router may have together."""
-        fleet = self._dispatcher.fleet
-        return share_of(fleet.pairs(), fleet.pool_tokens(), len(fleet.routers()))
 
     def explain(self, request_id: str) -> Explanation | None:
         """Return why a request went where it did; None if that is not known any more."""
