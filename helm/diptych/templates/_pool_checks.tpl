@@ -40,12 +40,13 @@ autoscaling.targets are all 0: there is nothing to scale a {{ .role }} pool by
 {{- define "diptych.nodeProblems" -}}
 {{- $nodes := int .pool.nodes.count }}
 {{- $tp := int (.pool.options.tp | default 1) }}
+{{- $pp := int (.pool.options.pp | default 1) }}
 {{- if gt $nodes 1 }}
-{{- if mod $tp $nodes }}
-options.tp is {{ $tp }}, which can't be divided among {{ $nodes }} nodes: make it a multiple of nodes.count
-{{- end }}
-{{- if gt (int (.pool.options.pp | default 1)) 1 }}
-options.pp is {{ .pool.options.pp }}, but all stages of a worker are on one node: set nodes.count to 1
+{{- $share := max 1 (div (mul $tp $pp) $nodes) }}
+{{- if mod (mul $tp $pp) $nodes }}
+options.tp {{ $tp }}{{ if gt $pp 1 }} × options.pp {{ $pp }}{{ end }} can't be divided among {{ $nodes }} nodes: make it a multiple of nodes.count
+{{- else if and (mod $share $tp) (mod $tp $share) }}
+options.tp is {{ $tp }}, but a node would have {{ $share }} ranks, and a stage lie on two nodes: let nodes have whole stages, or stages whole nodes
 {{- end }}
 {{- if gt (int (.pool.options.dp | default 1)) 1 }}
 options.dp is {{ .pool.options.dp }}, but a worker over several nodes has one scheduler: raise replicas in its place

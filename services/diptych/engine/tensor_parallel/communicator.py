@@ -68,10 +68,10 @@ class TorchCommunicator:
         self._device = device
         self._rule = sum_rule(device.type, size)
         self._peer_sums: PeerSums | None = None
-        self._may_share_memory = meeting.is_on_one_host
         backend = _BACKENDS[device.type]
         own_gpu = device if device.type == "cuda" else None
         num_ranks = size * num_stages
+        self._may_share_memory = num_ranks // meeting.num_nodes % size == 0  # each stage is on one node
         store = meeting.store(rank, num_ranks)
         dist.init_process_group(backend, None, TIMEOUT, num_ranks, rank, store, device_id=own_gpu)
         if backend == "gloo":  # NCCL's connections show a random number of the store
