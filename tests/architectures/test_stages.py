@@ -8,10 +8,12 @@ from tiny_config import tiny_config
 
 from diptych.architectures.config import ModelConfig, Moe, Stage
 from diptych.architectures.placement import llama
+from diptych.architectures.recurrent import Recurrent, ShortConv
 from diptych.architectures.stages import check_stages, of_stage, stage_layers, target_in_stage
 from diptych.common.errors import ConfigError
 
 MOE = Moe(num_experts=4, experts_per_token=2, ffn_size=32, normalize=True, dense_layers=frozenset({0, 1}))
+MIXER = ShortConv(64, 3)
 MODEL = tiny_config(num_layers=7)
 
 
@@ -46,7 +48,7 @@ def test_no_other_cut_has_a_lighter_heaviest_stage(num_stages: int, tied: bool, 
 def test_a_stage_is_a_model_of_its_layers_which_it_counts_from_0() -> None:
     model = replace(MODEL, windows=(0, 8, 8, 8, 0, 8, 8), moe=MOE, still_layers=frozenset({2, 4}), tie_embeddings=True)
     stage = of_stage(model, range(1, 5))
-    assert (stage.num_layers, stage.windows, stage.stage) == (4, (8, 8, 8, 0), Stage(1, 7))
+    assert (stage.num_layers, stage.windows, stage.stage) == (4, (8, 8, 8, 0), Stage(1, 7, (*range(7),), ()))
     assert (stage.still_layers, [stage.is_moe(layer) for layer in range(4)]) == (
         frozenset({1, 3}),
         [False, True, True, True],
@@ -58,6 +60,24 @@ def test_a_stage_is_a_model_of_its_layers_which_it_counts_from_0() -> None:
         (True, False, False),
         (False, True, True),
     ]
+
+
+def test_each_stage_has_layers_that_attend_and_layers_that_keep_a_state() -> None:
+    """However heavy it is: here most weights are in the first layers, none of which attends."""
+    heavy = Moe(num_experts=64, experts_per_token=2, ffn_size=64, normalize=True, dense_layers=frozenset(range(3, 8)))
+    model = tiny_config(num_layers=8, moe=heavy, recurrent=Recurrent((0, 1, 2, 4, 5, 7), MIXER), ffn_only=frozenset())
+    assert stage_layers(model, 2) == (range(4), range(4, 8))
+    found = [of_stage(model, layers) for layers in stage_layers(model, 2)]
+    assert [each.recurrent and each.recurrent.layers for each in found] == [(0, 1, 2), (0, 1, 3)]
+    assert [each.attention_layers for each in found] == [(3,), (2,)]
+    assert {each.stage and (each.stage.attending, each.stage.recurrent) for each in found} == {
+        ((3, 6), (0, 1, 2, 4, 5, 7))
+    }
+    with pytest.raises(ConfigError, match=r"--pp 3 is more than the 2 layers of .* that attend"):
+        stage_layers(model, 3)
+    apart = replace(model, recurrent=Recurrent((0, 1, 2, 3), MIXER))
+    with pytest.raises(ConfigError, match=r"--pp 2: no cut gives each stage of .* layers that attend, and layers that"):
+        stage_layers(apart, 2)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -110,7 +110,7 @@ def test_the_pods_of_a_group_reach_each_other_at_any_port_and_strangers_do_not()
     ("values", "words"),
     [
         ({"options": {"tp": 3}}, "options.tp 3 can't be divided among 2 nodes"),
-        ({"options": {"tp": 1, "pp": 3}}, "options.tp 1 × options.pp 3 can't be divided among 2 nodes"),
+        ({"options": {"tp": 1, "pp": 3}}, "options.pp 3 can't be divided among 2 nodes"),
         ({"options": {"tp": 2, "pp": 3}}, "a node would have 3 ranks, and a stage lie on two nodes"),
         ({"options": {"tp": 2, "dp": 2}}, "options.dp is 2, but a worker over several nodes has one scheduler"),
         ({"autoscaling": {"hpa": {"enabled": True}}}, "autoscaling is for workers of one pod"),

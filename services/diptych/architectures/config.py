@@ -193,6 +193,8 @@ class Stage:
 
     first_layer: int
     num_layers: int  # of the whole model
+    attending: tuple[int, ...]  # of the whole model, those that keep something of each token
+    recurrent: tuple[int, ...]  # of the whole model, those that keep a state
 
 
 @dataclass(frozen=True, slots=True)
