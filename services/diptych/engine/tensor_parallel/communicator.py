@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # needs Triton
 
 _BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
 _INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # variables of the libraries; what is set stays
+_QUEUED: Final = "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING"  # stages want their sends one by one
 _MULTICAST: Final = "NCCL_NVLS_ENABLE"  # through the NVLink switch: some hosts offer it and fail; 1 turns it on
 
 
@@ -161,6 +162,7 @@ def prepare_libraries(interface: str) -> None:
     for variable in _INTERFACES:
         os.environ.setdefault(variable, interface)
     os.environ.setdefault(_MULTICAST, "0")
+    os.environ.setdefault(_QUEUED, "0")
 
 
 def check_others(secret: bytes, rank: int, size: int, group: Any = None) -> None:
