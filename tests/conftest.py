@@ -674,7 +674,7 @@ CASES: Final = {
 }
 
 
-ATTENDS, MIXES = "full_attention", "linear_attention"
+ATTENDS, MIXES, SLIDES = "full_attention", "linear_attention", "sliding_attention"
 KINDS: Final = [MIXES, ATTENDS, MIXES, MIXES, ATTENDS, ATTENDS, MIXES]
 SEVEN: Final = {"num_hidden_layers": len(KINDS), "layer_types": KINDS}
 LONGER: Final = {  # with layers of each kind for three stages, of which each has another number
@@ -684,6 +684,12 @@ LONGER: Final = {  # with layers of each kind for three stages, of which each ha
         "NemotronH",
         NEMOTRON | {"layers_block_type": [MIXES, ATTENDS, "moe", MIXES, "mlp", ATTENDS, MIXES, MIXES, ATTENDS, "moe"]},
     ),
+    "gpt oss, six layers": Case("GptOss", GPT_OSS | {"num_hidden_layers": 6}),
+    "olmo3, eight layers": Case(
+        "Olmo3",
+        {"num_hidden_layers": 8, "sliding_window": 16, "layer_types": [*[SLIDES] * 3, ATTENDS, *[SLIDES] * 3, ATTENDS]},
+    ),
+    "llama 4, eight layers": Case("Llama4", LLAMA4 | {"num_hidden_layers": 8}),
     "lfm2, seven layers": Case(
         "Lfm2",
         {"layer_types": [each if each == ATTENDS else "conv" for each in KINDS], "num_hidden_layers": len(KINDS)}

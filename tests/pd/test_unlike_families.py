@@ -84,6 +84,8 @@ STAGED: Final = {
     "kimi linear, seven layers": (Shape(8, pp=2, tp=2), Shape(4)),
     "nemotron h, ten layers": (Shape(4, pp=3), Shape(8, pp=2, tp=2)),
     "lfm2, seven layers": (Shape(4, pp=2), Shape(4, pp=3)),
+    "gpt oss, six layers": (Shape(4, pp=3), Shape(8, pp=2, tp=2)),
+    "olmo3, eight layers": (Shape(8, tp=2), Shape(4, pp=2)),
 }
 HANDED: Final = CASES | STAGED | UNEVEN
 families = pytest.mark.parametrize(("family_model", "shapes"), CASES.items(), indirect=["family_model"], ids=CASES)

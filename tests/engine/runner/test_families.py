@@ -137,6 +137,27 @@ def test_stages_of_a_pipeline_compute_the_bits_of_one_process(new_driver: NewDri
     assert torch.equal(on_stages(min(3, source.config.num_layers), compute), compute(None))
 
 
+@pytest.mark.parametrize(
+    ("family_model", "num_stages"),
+    [("gpt oss, six layers", 3), ("gemma2", 2), ("olmo3, eight layers", 2), ("llama 4, eight layers", 2)],
+    indirect=["family_model"],
+)
+def test_stages_with_windows_in_pages_of_their_own_compute_the_bits_of_one_process(
+    new_driver: NewDriver, family_model: Any, num_stages: int
+) -> None:
+    """In chunks, behind which windows have passed pages."""
+    source = open_model(str(family_model.folder))
+    assert len(source.config.page_groups) > 1
+
+    def compute(communicator: Any) -> Tensor:
+        driver = new_driver(source, communicator=communicator)
+        prompt = family_model.prompts[-1]
+        found = [driver.extend({0: prompt[at : at + 29]}) for at in range(0, len(prompt), 29)]
+        return torch.cat([*found, driver.extend({1: [2, 3]}), driver.decode({0: 3, 1: 4}), driver.decode({0: 5, 1: 6})])
+
+    assert torch.equal(on_stages(num_stages, compute), compute(None))
+
+
 REFUSED = (
     "layers of .* that attend",
     "layers of .* that keep a state",

@@ -60,9 +60,9 @@ def largest_page_nbytes(layout: PoolLayout, model: ModelConfig, options: EngineO
 
 
 def _kept_layers(model: ModelConfig, num_stages: int) -> list[tuple[int, int]]:
-    """Return how many layers of each stage keep something of each token, and how many a state."""
+    """Return how many layers of each stage a page has places for, and how many keep a state."""
     stages = (of_stage(model, layers) for layers in stage_layers(model, num_stages))
-    return [(len(each.attention_layers), len(each.recurrent.layers) if each.recurrent else 0) for each in stages]
+    return [(len(each.page_groups[0]), len(each.recurrent.layers) if each.recurrent else 0) for each in stages]
 
 
 def most_state_pages(layout: PoolLayout, model: ModelConfig, whole: ModelConfig, num_stages: int, dtype: str) -> int:

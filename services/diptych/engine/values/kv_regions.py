@@ -67,7 +67,7 @@ def _in_model(region: Region, model: ModelConfig) -> Region:
     """Return the region of a stage, with the numbers that its layers have in the whole model."""
     if model.stage is None:
         return region
-    return replace(_shifted(region, model.stage.first_layer), total_layers=model.stage.attending)
+    return replace(_shifted(region, model.stage.first_kept), total_layers=model.stage.kept)
 
 
 def has_unlike_groups(model: ModelConfig) -> bool:
@@ -150,7 +150,8 @@ def _attention_shape(model: ModelConfig) -> str:
 def _windows_shape(model: ModelConfig) -> str:
     num_groups = len(model.page_groups) - 1
     sizes = " and ".join(map(str, sorted(set(model.windows) - {0})))
-    return f", windows of {sizes} in {num_groups} pages of their own" if num_groups else ""
+    turns = ", in turns" if num_groups > 1 and model.deals_windows else ""
+    return f", windows of {sizes} in {num_groups} pages of their own{turns}" if num_groups else ""
 
 
 def _latents_shape(model: ModelConfig) -> str:
