@@ -59,6 +59,15 @@ def largest_page_nbytes(layout: PoolLayout, model: ModelConfig, options: EngineO
     return most * layout.sole_region.layer_nbytes(layout.page_size)
 
 
+def rank_share(layout: PoolLayout, nbytes: int) -> int:
+    """Return what of memory that all ranks have together is for one whose pool is laid out so, by the bytes of pages.
+
+    So all ranks have room for as many pages.
+    """
+    region = layout.regions[0]
+    return nbytes * len(region.layers) // (len(region.model_layers) * layout.num_ranks)
+
+
 def _kept_layers(model: ModelConfig, num_stages: int) -> list[tuple[int, int]]:
     """Return how many layers of each stage a page has places for, and how many keep a state."""
     stages = (of_stage(model, layers) for layers in stage_layers(model, num_stages))

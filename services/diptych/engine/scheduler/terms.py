@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from diptych.architectures.stages import stage_layers
 from diptych.checkpoints.fingerprint import contents, stamps
 from diptych.common.members.terms import FEATURES, Feature, Terms, bits
 from diptych.common.version import own_version
@@ -96,7 +97,13 @@ def file_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, d
         "quantization": engine.quantization,
         "products": product_terms(model, engine, device_name),
         "draft": draft_terms(source, engine),
+        **_stages(model, engine),
     }
+
+
+def _stages(model: ModelConfig, engine: EngineOptions) -> dict[str, Any]:
+    """Say which layers each stage has: names of what other ranks keep in a store follow from what rank 0 says."""
+    return {"stages": [[each.start, each.stop] for each in stage_layers(model, engine.pp)]} if engine.pp > 1 else {}
 
 
 def store_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, device_name: str) -> dict[str, Any]:
