@@ -40,7 +40,7 @@ def test_ranks_find_their_parts_of_pages_in_files(tiny_folder: Path, tmp_path: P
 
 
 def test_stages_find_their_layers_of_pages_in_files(tiny_latent_experts_folder: Path, tmp_path: Path) -> None:
-    """Of three layers one stage has two."""
+    """One stage has two of three layers."""
     assert_parts_are_found(tiny_latent_experts_folder, tmp_path, replace(OPTIONS, pp=2))
 
 

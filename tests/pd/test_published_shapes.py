@@ -210,6 +210,24 @@ def test_stages_can_send_all_that_they_have_of_states(name: str) -> None:
                 assert copies is None or len(copies.state) <= 3 * stage.num_units // max(tp, other_tp)
 
 
+GEMMA_3_12B = sizes(48, 16, 8, 256, sliding_window_pattern=6)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss 20B", "Gemma 2 9B", "OLMo 3 7B", "Llama 4 Scout", "Gemma 3 12B"])
+def test_stages_can_send_their_places_of_windows(name: str) -> None:
+    model = from_hf(PUBLISHED["gemma3_text"] | GEMMA_3_12B, {}, name) if name not in SHAPES else next(models_of(name))
+    groups = len(model.page_groups)
+    for (pp, tp), (other_pp, other_tp) in (((2, 1), (1, 2)), ((4, 2), (2, 1))):
+        src, dst = of_stages(model, pp, tp, 16), of_stages(model, other_pp, other_tp, 64)
+        for one, other in itertools.product(src, dst):
+            conversion = Conversion.between(one, other)
+            check_on_device(conversion, one)
+            copies = () if conversion.copies is None else conversion.copies.all
+            assert [found for each in copies if (found := trouble(each, one, other, LINE_NBYTES))] == []
+        places = sum(len(each.sole_region.layers) for each in src[::tp])
+        assert places * groups == model.num_layers, "no place is empty"
+
+
 SHIM = Path(rules.__file__).parent / "ucx" / "shim"
 
 
