@@ -24,7 +24,7 @@ from diptych.planner.reach import reachable
 from diptych.planner.resize import SHRINK_MARGIN, Scene, harder, sized
 from diptych.planner.room import clipped, room_for
 from diptych.planner.sizing import Room, Sizing
-from diptych.planner.starts import Fleet, fleet, starts
+from diptych.planner.starts import Fleet, fleet, is_cold, starts
 from diptych.planner.values import (
     EVERYBODY,
     UNBOUNDED,
@@ -53,7 +53,7 @@ def plan(observed: Observed, memory: Memory) -> tuple[Plan, Memory]:
     told = (*told, *expected.reasons)
     if expected.kinds is None:
         return _kept(observed, workers, room, memory, told)
-    if expected.unknown_since_s is None:
+    if expected.unknown_since_s is None and not is_cold(observed, memory):
         memory = remembered(memory, observed, expected.kinds, observed.limits.stable_s)
     scene, memory, seen = _scene(observed, workers, room, expected, memory)
     made, memory = _made(scene, memory)
@@ -83,11 +83,12 @@ def _scene(
     """Return what the round knows, and what there is to say about it."""
     present = demand(expected.kinds or (), observed.capacity)
     hardest = demand(max(memory.needs, key=lambda need: need.work).kinds if memory.needs else (), observed.capacity)
-    reached = reachable(observed.goal, harder(present, hardest), observed.capacity)
-    sizing = Sizing(observed.capacity, reached.goal)
-    memory, missed = corrected(observed, workers, harder(present, hardest), sizing, memory)
+    reached = reachable(observed.goal, present, observed.capacity)
+    lasting = reachable(observed.goal, harder(present, hardest), observed.capacity)
+    sizing, cautious = (Sizing(observed.capacity, each.goal) for each in (reached, lasting))
+    memory, missed = corrected(observed, workers, harder(present, hardest), cautious, memory)
     backlog = with_backlog(observed, workers.ready, present.times(expected.rise * memory.correction), sizing)
-    scene = Scene(observed, workers, room, sizing, backlog.demand, present, hardest.times(memory.correction))
+    scene = Scene(observed, workers, room, sizing, cautious, backlog.demand, present, hardest.times(memory.correction))
     return scene, memory, (*reached.reasons, *missed, *backlog.reasons)
 
 
