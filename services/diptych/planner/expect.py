@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from diptych.planner.demand import demand
-from diptych.planner.starts import WARM_S, cold_s
+from diptych.planner.starts import WARM_S, cold_s, first_came_s
 from diptych.planner.values import Capacity, Kind, Memory, Need, Observed, Offered, Reason, Why
 
 HOLD_S: Final = 300.0  # for which the load is taken for what it was, when its metrics go missing
@@ -144,9 +144,9 @@ def _nobody_is_there(observed: Observed) -> bool:
 
 
 def remembered(memory: Memory, observed: Observed, kinds: Sequence[Kind], keep_s: float) -> Memory:
-    """Return the memory with the present load, without what is older than `keep_s`."""
-    now = Need(observed.now_s, tuple(kinds), demand(kinds, observed.capacity).work)
+    """Return the memory with the present load, without what is older than `keep_s`; not that of a cold start."""
     began_s = observed.now_s if memory.began_s is None else memory.began_s
-    return replace(
-        memory, began_s=began_s, needs=(*(each for each in memory.needs if each.at_s > observed.now_s - keep_s), now)
-    )
+    needs = tuple(each for each in memory.needs if each.at_s > observed.now_s - keep_s)
+    if observed.now_s - first_came_s(observed) > WARM_S:
+        needs = (*needs, Need(observed.now_s, tuple(kinds), demand(kinds, observed.capacity).work))
+    return replace(memory, began_s=began_s, needs=needs)

@@ -24,7 +24,7 @@ from diptych.planner.reach import reachable
 from diptych.planner.resize import SHRINK_MARGIN, Scene, harder, sized
 from diptych.planner.room import clipped, room_for
 from diptych.planner.sizing import Room, Sizing
-from diptych.planner.starts import Fleet, fleet, is_cold, starts
+from diptych.planner.starts import Fleet, fleet, starts
 from diptych.planner.values import (
     EVERYBODY,
     UNBOUNDED,
@@ -53,7 +53,7 @@ def plan(observed: Observed, memory: Memory) -> tuple[Plan, Memory]:
     told = (*told, *expected.reasons)
     if expected.kinds is None:
         return _kept(observed, workers, room, memory, told)
-    if expected.unknown_since_s is None and not is_cold(observed, memory):
+    if expected.unknown_since_s is None:
         memory = remembered(memory, observed, expected.kinds, observed.limits.stable_s)
     scene, memory, seen = _scene(observed, workers, room, expected, memory)
     made, memory = _made(scene, memory)

@@ -69,10 +69,14 @@ def came_s(observed: Observed) -> float:
     return max((each.since_s for each in observed.workers if each.state is WorkerState.READY), default=NEVER)
 
 
+def first_came_s(observed: Observed) -> float:
+    """Return when the first came of those who serve: before, nothing was cached."""
+    return min((each.since_s for each in observed.workers if each.state is WorkerState.READY), default=NEVER)
+
+
 def cold_s(observed: Observed, memory: Memory) -> float:
-    """Return when caches last had to fill: all who serve began then, or one went with what only it had."""
-    came = [each.since_s for each in observed.workers if each.state is WorkerState.READY]
-    return max(min(came, default=NEVER), memory.shrunk_s)
+    """Return when caches last had to fill: all who serve came since, or one went with what only it had."""
+    return max(first_came_s(observed), memory.shrunk_s)
 
 
 def is_cold(observed: Observed, memory: Memory) -> bool:

@@ -27,6 +27,7 @@ from diptych.planner.values import (
     Worker,
     WorkerState,
 )
+from diptych.router.size_metrics import size_of
 from diptych.simulator.fleet import Fleet, Member
 from diptych.simulator.served import Served
 from diptych.simulator.setup import Controller, Drain, Flip, Setup, Start, WorkerSetup
@@ -159,10 +160,6 @@ def capacity_of(setup: WorkerSetup) -> Capacity:
     )
 
 
-def size_class(new_tokens: int) -> int:
-    return max(1, new_tokens).bit_length() // 2
-
-
 def kinds_of(came: Iterable[Served], window_s: float, output_len: float) -> tuple[Kind, ...]:
     """Return requests by the tokens that were computed of their prompts, as routers count them.
 
@@ -172,7 +169,7 @@ def kinds_of(came: Iterable[Served], window_s: float, output_len: float) -> tupl
     known = [each for each in there if each.knows_cached] or there
     groups: dict[int, list[Served]] = {}
     for each in known:
-        groups.setdefault(size_class(each.call.prompt_len - each.cached_len), []).append(each)
+        groups.setdefault(size_of(each.call.prompt_len - each.cached_len), []).append(each)
     rate = len(there) / len(known) / window_s if known else 0.0
     return tuple(_kind(groups[size], rate, output_len) for size in sorted(groups))
 
