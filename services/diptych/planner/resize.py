@@ -61,7 +61,7 @@ def sized(scene: Scene, memory: Memory) -> Sized:
     is_asleep = scene.observed.num_queued > 0 and not current.serves
     holds = scene.sizing.holds(current, scene.demand)
     if not holds and not is_asleep and is_cold(scene.observed, memory):
-        words = f"{current} do not hold what comes, and their caches fill since less than {WARM_S:.0f} s"
+        words = f"{current} do not hold what comes, and their caches fill: it is less than {WARM_S:.0f} s"
         return Sized(current, memory, (Reason(Why.WARMING, words),))
     if is_asleep or not holds:
         return _grown(scene, current, memory)
