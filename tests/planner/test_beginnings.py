@@ -126,3 +126,13 @@ def test_a_fleet_grows_by_workers_of_the_roles_that_it_has() -> None:
             more = Sizing(H200, GOAL._replace(share=0.5)).smallest(load.times(factor), room, near)
             assert more is not None
             assert bool(more.both) == bool(near.both)
+
+
+def test_a_minute_that_was_harder_than_the_rest_keeps_nobody() -> None:
+    usual, hard = ((Kind(each, 2000.0, 0.0, 100.0),) for each in (1.0, 20.0))
+    for num_hard, left in ((4, 1), (6, 2)):
+        planner, wanted = Planner(), []
+        for number in range(22):
+            kinds = hard if 2 <= number < 2 + num_hard else usual
+            wanted.append(planner(seen(5000.0 + 15 * number, kinds, kinds, num=2)).both)
+        assert min(wanted[18:22]) == left
