@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from planner_world import H200
 
 from diptych.common.members.roles import Role
+from diptych.planner.backlog import with_backlog
 from diptych.planner.demand import demand
 from diptych.planner.expect import expect
 from diptych.planner.plan import plan
@@ -17,6 +20,7 @@ from diptych.planner.values import (
     Kind,
     Limits,
     Memory,
+    Need,
     Observed,
     Occupancy,
     Offered,
@@ -81,6 +85,7 @@ def test_long_windows_that_began_with_cold_caches_say_nothing() -> None:
     assert expect(seen(150.0, now, before), Memory()).kinds == now
     assert expect(seen(150.0, now, before, since_s=-1000.0), Memory(shrunk_s=100.0)).kinds == now
     few, usual = mixed(0.03, 0.02), mixed(0.03, 0.01)
+    assert expect(seen(150.0, few, usual), Memory()).kinds == few
     assert expect(seen(1000.0, few, usual), Memory()).kinds == usual
 
 
@@ -89,7 +94,8 @@ def test_a_rate_that_rises_is_expected_to_go_on_by_its_rate_alone() -> None:
     assert expect(seen(1000.0, longer, (HIT,)), Memory()).rise == 1.0
     rising = expect(seen(1000.0, mixed(1.5, 0.0), mixed(1.0, 0.0)), Memory())
     assert rising.rise == pytest.approx(1 + 0.5 / 120 * 100 / 1.5)
-    assert rising.kinds == mixed(1.5, 0.0)
+    shorter = (HIT._replace(requests_per_s=1.5, prompt_len=20_000.0, cached_len=18_600.0),)
+    assert expect(seen(1000.0, shorter, (HIT,)), Memory()).kinds == mixed(1.5, 0.0)
 
 
 def test_where_all_prompts_are_late_in_any_case_nobody_waits_for_ever() -> None:
@@ -119,20 +125,25 @@ def _rounds(kinds: tuple[Kind, ...], watched_s: float) -> list[Plan]:
 
 
 def test_a_fleet_grows_by_workers_of_the_roles_that_it_has() -> None:
-    load = demand(mixed(1.0, 0.2), H200)
-    for near in (ONE, Sizes(1, 1, 0)):
-        room = Room(near, Sizes(8, 8, 8), 8)
-        for factor in (1.5, 2.0, 3.0):
-            more = Sizing(H200, GOAL._replace(share=0.5)).smallest(load.times(factor), room, near)
-            assert more is not None
-            assert bool(more.both) == bool(near.both)
+    long_outputs = MISS._replace(requests_per_s=0.02, output_len=1000.0)
+    load = demand((HIT._replace(requests_per_s=1.39, output_len=400.0), long_outputs), H200)
+    sizing, two = Sizing(H200, GOAL), Sizes(both=2)
+    assert sizing.kept(Sizes(0, 1, 1), load) > sizing.kept(two, load) > GOAL.share
+    assert sizing.smallest(load, Room(ONE, Sizes(8, 8, 8), 8), ONE) == two
 
 
-def test_a_minute_that_was_harder_than_the_rest_keeps_nobody() -> None:
-    usual, hard = ((Kind(each, 2000.0, 0.0, 100.0),) for each in (1.0, 20.0))
-    for num_hard, left in ((4, 1), (6, 2)):
-        planner, wanted = Planner(), []
-        for number in range(22):
-            kinds = hard if 2 <= number < 2 + num_hard else usual
-            wanted.append(planner(seen(5000.0 + 15 * number, kinds, kinds, num=2)).both)
-        assert min(wanted[18:22]) == left
+def test_what_is_worked_off_in_time_is_no_backlog_though_the_goal_leaves_little() -> None:
+    load, sizing = demand(mixed(0.7, 0.042), H200), Sizing(H200, GOAL)
+    assert sizing.held(ONE, load) < 1.2
+    there = Worker(1, Role.UNIFIED, WorkerState.READY, 0.0, Occupancy(4, 4, 280_000, 0, 0.0))
+    observed = replace(seen(1000.0, (), ()), workers=(there,))
+    assert with_backlog(observed, ONE, load, sizing).demand.backlog == 0
+    soon = replace(observed, start_s=1.0)
+    assert with_backlog(soon, ONE, load, sizing).demand.backlog > 0
+
+
+def test_of_a_hard_load_no_more_is_asked_than_could_be_kept_of_it() -> None:
+    late, usual = Kind(0.02, 120_000.0, 0.0, 10.0), (Kind(1.0, 2000.0, 0.0, 100.0),)
+    hard = Need(950.0, (late,), 10.0)
+    watched = Memory(began_s=0.0, needs=(hard,))
+    assert plan(seen(1000.0, usual, usual, num=2), watched)[0].sizes == ONE

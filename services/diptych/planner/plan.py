@@ -1,7 +1,7 @@
 """Decides what shall be: how many workers of each role, who changes or goes, what is let in; and says why. Pure.
 
 Each round begins with what is *there*, whoever made it so, and asks three things. Does it hold the load? If not, what
-are the fewest that do, with a margin. If it does, would one less hold what was seldom exceeded lately, with a
+are the fewest that do, with a margin. If it does, would one less hold the most that was asked for lately, with a
 larger margin: all of the load on those that are left. And would other roles serve better by so much that changing
 them is worth it. No round waits for another one's target, so none can be waited for in vain.
 """
@@ -9,7 +9,6 @@ them is worth it. No round waits for another one's target, so none can be waited
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -30,9 +29,7 @@ from diptych.planner.values import (
     EVERYBODY,
     UNBOUNDED,
     Admission,
-    Kind,
     Memory,
-    Need,
     Observed,
     Plan,
     Reason,
@@ -41,7 +38,6 @@ from diptych.planner.values import (
     WorkerState,
 )
 
-SELDOM: Final = 0.2  # of the time: as often there was more to do than shrinking goes by
 SHED_BELOW: Final = 0.95  # of the load that is held: less than that is no rounding
 
 
@@ -86,7 +82,7 @@ def _scene(
 ) -> tuple[Scene, Memory, tuple[Reason, ...]]:
     """Return what the round knows, and what there is to say about it."""
     present = demand(expected.kinds or (), observed.capacity)
-    hardest = demand(_hard(memory.needs), observed.capacity)
+    hardest = demand(max(memory.needs, key=lambda need: need.work).kinds if memory.needs else (), observed.capacity)
     reached = reachable(observed.goal, present, observed.capacity)
     lasting = reachable(observed.goal, harder(present, hardest), observed.capacity)
     sizing, cautious = (Sizing(observed.capacity, each.goal) for each in (reached, lasting))
@@ -94,12 +90,6 @@ def _scene(
     backlog = with_backlog(observed, workers.ready, present.times(expected.rise * memory.correction), sizing)
     scene = Scene(observed, workers, room, sizing, cautious, backlog.demand, present, hardest.times(memory.correction))
     return scene, memory, (*reached.reasons, *missed, *backlog.reasons)
-
-
-def _hard(needs: Sequence[Need]) -> Sequence[Kind]:
-    """Return the load that is exceeded for a small part of the time only: of noisy windows one is always the most."""
-    hardest = sorted(needs, key=lambda need: need.work, reverse=True)
-    return hardest[int(len(hardest) * SELDOM)].kinds if hardest else ()
 
 
 def _made(scene: Scene, memory: Memory) -> tuple[Plan, Memory]:

@@ -1,6 +1,6 @@
 """How many workers of each role there shall be, of those that are there and may come; roles stay as they are. Pure.
 
-Growing has one margin and shrinking a larger one, over what a while seldom exceeded: so a load at the border between two
+Growing has one margin and shrinking a larger one, over the hardest load of a while: so a load at the border between two
 sizes costs no turns. Whoever shrinks asks whether those that are left hold all of the load, not whether those that are
 there have much to do.
 """
@@ -44,7 +44,7 @@ class Scene:
     cautious: Sizing  # with the part of the goal that could be kept of the hardest load
     demand: Demand  # to be held when workers that are asked for now are ready
     present: Demand  # what comes now
-    hardest: Demand  # of the last while, but for a small part of it
+    hardest: Demand  # of the last while
 
     @property
     def stable_s(self) -> float:
@@ -83,7 +83,7 @@ def _shrinking(scene: Scene, current: Sizes, fewer: Sizes, watched_s: float, mem
         words = f"{fewer} would hold {most_asked}; watched for {watched_s:.0f} s, and the fleet "
         words += "changed just now" if just_now else "is as it was"
         return Sized(current, memory, (Reason(Why.WAITS_TO_SHRINK, words),))
-    words = f"{fewer} hold {SHRINK_MARGIN:g} times the {most_asked} that were seldom exceeded in {scene.stable_s:.0f} s"
+    words = f"{fewer} hold {SHRINK_MARGIN:g} times the {most_asked} that were the most in {scene.stable_s:.0f} s"
     return Sized(fewer, replace(memory, shrunk_s=now_s), (Reason(Why.SHRINKS, words),))
 
 
