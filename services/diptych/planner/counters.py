@@ -12,7 +12,7 @@ is missing, as its share may be all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -138,7 +138,7 @@ def _counted(first: Sample, last: Sample) -> Counts:
     sums = (sum(column) for column in zip(*(each[:-1] for each in (Counts(), *changes)), strict=True))
     names = {size for each in changes for size in each.sizes}
     sizes = {size: [each.sizes[size] for each in changes if size in each.sizes] for size in names}
-    return _counts(sums, {size: Finished(*map(sum, zip(*each, strict=True))) for size, each in sizes.items()})
+    return Counts._make((*sums, {size: Finished(*map(sum, zip(*each, strict=True))) for size, each in sizes.items()}))
 
 
 def _change(before: Counts | None, now: Counts | None) -> Counts:
@@ -149,11 +149,7 @@ def _change(before: Counts | None, now: Counts | None) -> Counts:
         return now
     nothing = Finished(0.0, 0.0, 0.0, 0.0)
     sizes = {size: _less(each, before.sizes.get(size, nothing)) for size, each in now.sizes.items()}
-    return _counts((b - a for a, b in zip(before[:-1], now[:-1], strict=True)), sizes)
-
-
-def _counts(numbers: Iterable[float], sizes: Mapping[int, Finished]) -> Counts:
-    return Counts(**dict(zip(Counts._fields, numbers, strict=False)))._replace(sizes=sizes)
+    return Counts._make((*(b - a for a, b in zip(before[:-1], now[:-1], strict=True)), sizes))
 
 
 def _less(now: Finished, before: Finished) -> Finished:
