@@ -26,6 +26,8 @@ _PLACES: Final = "as many layers of each window's pages as of those that see all
 
 def stage_layers(config: ModelConfig, num_stages: int) -> tuple[range, ...]:
     """Return the layers of each stage, in order. Raises `ConfigError` where the model can't have so many."""
+    if num_stages == 1:
+        return (range(config.num_layers),)
     check_stages(config, num_stages)
     cuts = _lightest_cut(_weights(config), num_stages, _kinds(config), _ends(config))
     if cuts is None:
