@@ -183,12 +183,12 @@ def be_rank(rank: int, folder: str) -> None:
         equal = [num_rows] * NUM_RANKS
 
         def both_ways(everything: Tensor = everything, equal: Sequence[int] = equal) -> None:
-            group.exchange(group.exchange(everything, equal, equal), equal, equal)
+            group.exchange(group.exchange(everything, equal, equal)(), equal, equal)()
 
         launched = partial(by_peers.forward, x, chosen, shares, out)
         works = launched, recorded(launched, device), partial(by_nccl.forward, x, chosen, shares, out), both_ways
         slower = torch.tensor([[timed(work, device) for work in works]], device=device)
-        slower = group.all_gather(slower).amax(0)
+        slower = group.all_gather(slower)().amax(0)
         words = [profiled(work) for work in (works[0], works[2])]
         if rank == 0:
             print(json.dumps([num_rows, slower.tolist(), words]), flush=True)

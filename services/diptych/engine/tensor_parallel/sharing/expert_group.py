@@ -6,6 +6,7 @@ Beside it GPUs open memory to each other, through which kernels exchange tokens 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from diptych.engine.models.expert_ranks import PeerExchange
+from diptych.engine.models.expert_ranks import Coming, PeerExchange
 from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.tensor_parallel.communicator import check_others, prepare_libraries
 from diptych.engine.tensor_parallel.meeting import TIMEOUT, FileMeeting
@@ -125,13 +126,13 @@ class ExpertGroup:
             own.zero_()
         return loads
 
-    def all_gather(self, part: Tensor) -> Tensor:
+    def all_gather(self, part: Tensor) -> Coming:
         out = part.new_empty(self.size * len(part), part.shape[1])
         if self._device.type == "cuda":
-            dist.all_gather_into_tensor(out, part, group=self._group)
+            work = dist.all_gather_into_tensor(out, part, group=self._group, async_op=True)
         else:
-            dist.all_gather(list(out.chunk(self.size)), part, group=self._group)
-        return out
+            work = dist.all_gather(list(out.chunk(self.size)), part, group=self._group, async_op=True)
+        return Travelling(work, part, out)
 
     def num_sent_to_us(self, num_sent: Sequence[int]) -> list[int]:
         sent = torch.tensor(num_sent, device=self._device)
@@ -139,10 +140,10 @@ class ExpertGroup:
         dist.all_to_all_single(received, sent, group=self._group)
         return list(map(int, received.tolist()))
 
-    def exchange(self, rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int]) -> Tensor:
+    def exchange(self, rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int]) -> Coming:
         out = rows.new_empty(sum(num_received), rows.shape[1])
-        dist.all_to_all_single(out, rows, list(num_received), list(num_sent), group=self._group)
-        return out
+        sizes = list(num_received), list(num_sent)
+        return Travelling(dist.all_to_all_single(out, rows, *sizes, group=self._group, async_op=True), rows, out)
 
     def smallest(self, number: int) -> int:
         """Wait for all; return the smallest of their numbers."""
@@ -154,6 +155,19 @@ class ExpertGroup:
         """Leave. On GPUs the end of the process does it."""
         if self._device.type == "cpu":
             dist.destroy_process_group(self._group)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Travelling:
+    """Implements `Coming`. gloo has threads of its own for it, and NCCL a stream, which ours waits for when asked."""
+
+    work: Any
+    sent: Tensor  # that nobody may free before
+    out: Tensor
+
+    def __call__(self) -> Tensor:
+        self.work.wait()
+        return self.out
 
 
 class LoneCommunicator:
