@@ -41,6 +41,12 @@ class ThreadExperts:
         self.round, self.padded_rows = common, None
         self.sizes.copy_(torch.tensor([own.num_tokens, own.num_picked]))
 
+    @property
+    def late_tokens(self) -> int | None:
+        if self.round is None or self.round.halves is None:
+            return None
+        return self.round.parts[self.rank].late_tokens
+
     def placement(self, layer: int, num_experts: int) -> ExpertPlacement:
         return self.placed or balanced([1.0] * num_experts, self.size)
 

@@ -135,7 +135,7 @@ class Decoder:
         device: torch.device,
         on_layer: OnLayer | None = None,
     ) -> list[Tensor | None]:
-        """Run two micro-batches of a round, each with an attention of its own; return their logits.
+        """Run two micro-batches of a round, each with an attention that was told of it; return their logits.
 
         While tokens of one are on their way to experts or back, the other computes. Each takes part in its half of the
         round, of which we may have no token: None.
@@ -146,7 +146,7 @@ class Decoder:
         assert experts.round.halves is not None, "nobody has two micro-batches"
         whole, halves = experts.round, experts.round.halves
         passages = [
-            each and self._passage_of(*each, is_last_anywhere=half.are_any_picked)
+            None if each is None else self._passage_of(*each, is_last_anywhere=half.are_any_picked)
             for each, half in zip(micro_batches, halves, strict=True)
         ]
         last = next((own for own in reversed(passages) if own is not None), None)
@@ -160,7 +160,7 @@ class Decoder:
             experts.round = halves[number]
             operation()
         experts.round = whole
-        return [own and own.logits for own in passages]
+        return [None if own is None else own.logits for own in passages]
 
     def _passage_of(self, batch: StagedBatch, attention: PhasedAttention, *, is_last_anywhere: bool) -> Passage:
         layers = self._decompressed if attention.decompresses else self.layers
@@ -371,9 +371,7 @@ class Decoder:
     def _project_out(self, layer: Layer, attention: Projections, stream: Stream, buffers: Buffers) -> None:
         found = attention.project_out(buffers)
         next_norm = layer.next_norm if layer.ffn is None else layer.ffn_norm
-        self._communicator.add(
-            stream, found, buffers.delta, layer.attention_post_norm, next_norm, buffers.normed
-        )
+        self._communicator.add(stream, found, buffers.delta, layer.attention_post_norm, next_norm, buffers.normed)
 
     def _logits(self, normed: Tensor) -> Tensor:
         logits = normed.new_empty(len(normed), self._config.output_size)

@@ -11,7 +11,6 @@ from diptych.engine.values.expert_placement import ExpertPlacement
 from diptych.engine.values.rounds import Round
 from diptych.kernels.expert_places import ExpertTable, Received
 
-
 Coming = Callable[[], Tensor]  # waits for what is on its way, and returns it: a GPU's stream waits, not the host
 
 
@@ -46,6 +45,11 @@ class ExpertRanks(Protocol):
 
     round: Round | None
     """The sizes of the running step; None: all ranks run the same one, as before they serve."""
+
+    @property
+    def late_tokens(self) -> int | None:
+        """How many of this scheduler's tokens are in the second half of the running step; None: it has no halves."""
+        ...
 
     padded_rows: int | None
     """For how many rows of a scheduler tokens are exchanged in all layers but the last; None: as many as one has."""

@@ -15,8 +15,8 @@ a token is added up in the order of ranks, so of these two its bits do not depen
 Of a scheduler with several ranks each has all of its tokens, and sends its part of them: the sum over them, which is
 there anyway, puts the results together.
 
-A journey of tokens has parts (`Journey`), between which the caller may compute something else: by collectives they are on
-their way meanwhile.
+A journey of tokens has parts (`Journey`), between which the caller may compute something else: by collectives they are
+on their way meanwhile.
 """
 
 from __future__ import annotations

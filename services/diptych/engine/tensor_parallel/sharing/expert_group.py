@@ -73,6 +73,12 @@ class ExpertGroup:
         if self._exchanges:
             self._sizes.view(torch.int64).fill_(own.num_tokens | own.num_picked << 32)  # both at once: one launch
 
+    @property
+    def late_tokens(self) -> int | None:
+        if self.round is None or self.round.halves is None:
+            return None
+        return self.round.parts[self._scheduler].late_tokens
+
     def num_tokens(self, *, is_last: bool) -> Tensor:
         return self._sizes[1:] if is_last else self._sizes[:1]
 
