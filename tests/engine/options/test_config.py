@@ -78,6 +78,10 @@ def test_one_process_shares_no_experts() -> None:
         ({"deterministic": True}, "--deterministic"),
         ({"rebalance_experts": -1}, "--rebalance-experts"),
         ({"dp_attention": False, "redundant_experts": 1}, "--redundant-experts"),
+        ({"overlap_batches": -1}, "--overlap-batches"),
+        ({"dp_attention": False, "overlap_batches": 8}, "--overlap-batches is for --dp-attention"),
+        ({"overlap_batches": 8, "peer_exchange": True}, "--overlap-batches is not for --peer-exchange"),
+        ({"overlap_batches": 8, "device": "cuda", "tp": 2}, "--overlap-batches is not for --tp 2 on GPUs"),
         ({"dp_attention": False, "peer_exchange": True}, "--peer-exchange is for --dp-attention"),
     ],
 )
