@@ -90,6 +90,7 @@ def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTr
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they reach the whole process group; our frontend says when to stop
     lifecycle.die_with_parent(signal.SIGKILL, parent_pid=config.parent_pid)
+    lifecycle.tell_stacks()
     setup(config.name, config.log_format, config.log_level)
     transfer_where(config.host)
     code = _run(config, build_core, open_transport)
