@@ -80,18 +80,16 @@ def test_one_process_shares_no_experts() -> None:
         ({"dp_attention": False, "redundant_experts": 1}, "--redundant-experts"),
         ({"overlap_batches": -1}, "--overlap-batches"),
         ({"dp_attention": False, "overlap_batches": 8}, "--overlap-batches is for --dp-attention"),
-        ({"overlap_batches": 8, "peer_exchange": True}, "--overlap-batches is not for --peer-exchange"),
-        ({"overlap_batches": 8, "device": "cuda", "tp": 2}, "--overlap-batches is not for --tp 2 on GPUs"),
-        ({"dp_attention": False, "peer_exchange": True}, "--peer-exchange is for --dp-attention"),
+        ({"overlap_batches": 8, "device": "cuda"}, "each other's memory.*--peer-exchange off"),
+        ({"overlap_batches": 8, "device": "cuda", "peer_exchange": "off", "tp": 2}, "not for --tp 2 on GPUs"),
     ],
 )
 def test_schedulers_that_share_experts_refuse_what_is_no_common_step(changes: Any, words: str) -> None:
     options = EngineOptions(dp=2, dp_attention=True, speculate="suffix")
     options.validate()
-    assert (options.on("cuda").cuda_graphs, options.num_lora_slots) == ("off", 0)
-    recorded = replace(options, peer_exchange=True)
-    assert recorded.on("cuda").cuda_graphs == "on"
-    assert replace(recorded, rebalance_experts=5).on("cuda").cuda_graphs == "off"  # whose layers are made anew
+    assert (options.on("cuda").cuda_graphs, options.num_lora_slots) == ("on", 0)
+    assert replace(options, peer_exchange="off").on("cuda").cuda_graphs == "off"
+    assert replace(options, rebalance_experts=5).on("cuda").cuda_graphs == "off"  # whose layers are made anew
     with pytest.raises(ConfigError, match=words):
         replace(options, **changes).validate()
 

@@ -112,9 +112,9 @@ class EngineOptions:
     rebalance_experts: int = option(
         0, help="steps after which --dp-attention deals experts out anew, by their work; 0: never", group="engine"
     )
-    peer_exchange: bool = option(
-        False,
-        help="GPUs of --dp-attention send tokens through each other's memory, and record steps; not yet tried on two",
+    peer_exchange: Switch = option(
+        "on",
+        help="GPUs of --dp-attention that can store to each other's memory exchange tokens so, and record steps",
         group="engine",
     )
     overlap_batches: int = option(
@@ -228,8 +228,6 @@ class EngineOptions:
     def _check_dp_attention(self) -> None:
         """Raises `ConfigError` for what schedulers that step at once can't do."""
         if not self.dp_attention:
-            if self.peer_exchange:
-                raise ConfigError("--peer-exchange is for --dp-attention: give that, too")
             for name in _OF_SHARED_EXPERTS:
                 if getattr(self, name):
                     raise ConfigError(f"--{name.replace('_', '-')} is for --dp-attention: give that, too")
@@ -252,12 +250,12 @@ class EngineOptions:
 
     def _check_overlap_batches(self) -> None:
         """Raises `ConfigError` where halves of a step can't be on their way at once."""
-        if not self.overlap_batches:
+        if not self.overlap_batches or self.device != "cuda":
             return
-        if self.peer_exchange:
-            words = "whose memory has room for one exchange at a time: leave out one of them"
-            raise ConfigError(f"--overlap-batches is not for --peer-exchange, {words}")
-        if self.device == "cuda" and self.tp > 1:
+        if self.peer_exchange == "on":
+            words = "which has room for one step at a time, and is faster: leave it out, or give --peer-exchange off"
+            raise ConfigError(f"--overlap-batches is not for GPUs that exchange through each other's memory, {words}")
+        if self.tp > 1:
             words = "where sums of ranks and exchanges would be on their way at once: leave out one of them"
             raise ConfigError(f"--overlap-batches is not for --tp {self.tp} on GPUs, {words}")
 
@@ -330,7 +328,7 @@ class EngineOptions:
         dtype: Dtype = DTYPE_ON[device] if self.dtype == "auto" else self.dtype
         kv_cache_mib = self.kv_cache_mib or KV_CACHE_MIB_ON[device]
         there = replace(self, device=device, dtype=dtype, kv_cache_mib=kv_cache_mib)
-        has_graphs = self.peer_exchange and not self.rebalance_experts  # for which layers are made anew
+        has_graphs = self.peer_exchange == "on" and not self.rebalance_experts  # for which layers are made anew
         if (self.dp_attention and not has_graphs) or self.pp > 1:  # sizes differ each time; stages send in between
             there = replace(there, cuda_graphs="off")
         there._check_draft_model()
