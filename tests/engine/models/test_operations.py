@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from diptych.engine.models.operations import YIELD, Operation, in_order, in_turn
 
-WORDS = ["attend", "send", YIELD, "compute", "back", YIELD, "add", "attend", "send", YIELD, "compute"]
+Words = Sequence[str | Operation]
+WORDS: Words = ["attend", "send", YIELD, "compute", "back", YIELD, "add", "attend", "send", YIELD, "compute"]
 
 
-def operations(said: list[str], name: str, words: list[str | Operation]) -> list[Operation]:
+def operations(said: list[str], name: str, words: Words) -> list[Operation]:
     return [word if callable(word) else partial(said.append, f"{name} {word}") for word in words]
 
 
@@ -66,7 +67,7 @@ def test_ranks_that_yield_alike_send_in_one_order_whoever_has_tokens() -> None:
     busy: list[str] = []
     idle: list[str] = []
     run_in_turn(operations(busy, "a", WORDS), operations(busy, "b", WORDS))
-    nothing: list[str | Operation] = [word for word in WORDS if word in ("send", "back") or callable(word)]
+    nothing: Words = [word for word in WORDS if word in ("send", "back") or callable(word)]
     run_in_turn(operations(idle, "a", WORDS), operations(idle, "b", nothing))
     assert [each for each in busy if "send" in each or "back" in each] == [
         each for each in idle if "send" in each or "back" in each

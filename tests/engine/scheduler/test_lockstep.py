@@ -110,7 +110,9 @@ def test_all_hear_of_the_halves_of_a_step(tmp_path: Path) -> None:
 
 def test_a_scheduler_says_what_is_in_the_second_half_of_its_step() -> None:
     lens, sampled = np.array([4, 3, 2]), np.array([1, 0, 1])
-    batch = replace(batch_of(9), extend_lens=lens, num_sampled=sampled, seq_lens=lens, page_table=np.zeros((3, 1)))
+    batch = replace(
+        batch_of(9), extend_lens=lens, num_sampled=sampled, seq_lens=lens, page_table=np.zeros((3, 1), np.int32)
+    )
     assert part_of(batch, 9) == Part(9, 2, late_tokens=5, late_picked=1)
     assert part_of(batch, 10) == part_of(batch) == Part(9, 2)
 
