@@ -27,8 +27,7 @@ class ThreadExperts:
     exchange_by: PeerExchange | None = None
     most_recorded: int = 0
     counted: list[int] = field(default_factory=list)
-    on_their_way: int = 0
-    most_on_their_way: int = 0
+    exchanges: str = ""  # s: something was sent, c: something came
     sizes: Tensor = field(default_factory=lambda: torch.full((2,), 1 << 30, dtype=torch.int32))
 
     @property
@@ -82,12 +81,10 @@ class ThreadExperts:
         return self._coming(torch.cat(got))
 
     def _coming(self, out: Tensor) -> Coming:
-        """Note how much is on its way when: another thread could change nothing meanwhile."""
-        self.on_their_way += 1
-        self.most_on_their_way = max(self.most_on_their_way, self.on_their_way)
+        self.exchanges += "s"
 
         def wait() -> Tensor:
-            self.on_their_way -= 1
+            self.exchanges += "c"
             return out
 
         return wait

@@ -30,19 +30,21 @@ class Scheduler:
     experts: ThreadExperts
     runner: ModelRunner
     logits: list[Tensor | None] = field(default_factory=list)
-    layers: list[list[int]] = field(default_factory=list)  # of each step, in the order in which they were told of
-    on_their_way: list[int] = field(default_factory=list)  # of each round, exchanges at once
+    layers: list[list[tuple[int, str]]] = field(default_factory=list)  # of each step: told of when what was sent
+    exchanges: list[str] = field(default_factory=list)  # of each round
 
     def take_part(self, batch: ForwardBatch | None, common: Round) -> None:
         self.experts.begin(common)
-        self.experts.most_on_their_way = 0
+        self.experts.exchanges = ""
         self.layers.append([])
         if batch is None:
             self.runner.serve_others()
         self.logits.append(None if batch is None else self.runner.logits(batch).clone())
-        self.on_their_way.append(self.experts.most_on_their_way)
+        self.exchanges.append(self.experts.exchanges)
         assert self.experts.round == common
-        assert not self.experts.on_their_way
+
+    def tell(self, layer: int) -> None:
+        self.layers[-1].append((layer, self.experts.exchanges))
 
 
 def computed(source: ModelSource, overlap: int, rank: int, meeting: Meeting) -> Scheduler:
@@ -54,7 +56,7 @@ def computed(source: ModelSource, overlap: int, rank: int, meeting: Meeting) -> 
         dtype="float32",
         communicator=LoneCommunicator(experts),  # type: ignore[arg-type]
         overlap_batches=overlap > 0,
-        layer_listener=lambda: told[0].layers[-1].append,
+        layer_listener=lambda: told[0].tell,
     )
     told.append(scheduler := Scheduler(experts, runner))
     for steps in ROUNDS:
@@ -79,14 +81,17 @@ def test_steps_in_halves_have_the_bits_of_whole_ones(
             assert (found is None) == (expected is None)
             if found is not None and expected is not None:
                 assert torch.equal(found, expected)
-        every_layer = list(range(source.config.num_layers))
-        told = [[] if logits is None else every_layer for logits in ours.logits]
-        assert ours.layers == theirs.layers == told, "a layer is told of once, when both halves have it"
-        assert {*theirs.on_their_way} == {1}
     has_halves = [any(step is not None and part_of(step, 2).late_tokens for step in steps) for steps in ROUNDS]
     assert 0 < sum(has_halves) < len(ROUNDS)
-    for scheduler in cut:
-        assert scheduler.on_their_way == [1 + each for each in has_halves], "of both halves, at once"
+    for rank, scheduler in enumerate(cut):
+        for steps, halved, found, told in zip(ROUNDS, has_halves, scheduler.exchanges, scheduler.layers, strict=True):
+            sends = found.count("s")
+            in_turn = "ss" + "cs" * (sends - 2) + "cc"  # what one half awaits, it awaits while the other's is sent
+            assert found == (in_turn if halved else "sc" * sends)
+            own = steps[rank]
+            assert [layer for layer, _ in told] == ([] if own is None else list(range(source.config.num_layers)))
+            if own is not None and part_of(own, 2).late_tokens and source.config.is_moe(0):
+                assert told[0] == (0, "s"), "of a layer is told when both halves have it"
 
 
 @pytest.mark.parametrize("family_model", FAMILIES[:1], indirect=True)
