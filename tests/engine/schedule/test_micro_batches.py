@@ -35,17 +35,18 @@ def batch_of(extend_lens: list[int]) -> ForwardBatch:
     )
 
 
-def together(first: ForwardBatch, second: ForwardBatch) -> dict[str, Any]:
-    """Return all arrays of both, one's behind the other's."""
-    found: dict[str, Any] = {}
-    for name in ForwardBatch.__dataclass_fields__:
-        a, b = getattr(first, name), getattr(second, name)
-        if isinstance(a, WindowGroups):
-            found["tables"] = np.concatenate([a.page_tables, b.page_tables], 1)
-            found["slots"] = np.concatenate([a.out_slots, b.out_slots], 1)
-        elif isinstance(a, np.ndarray):
-            found[name] = np.concatenate([a, b], -1 if name == "rope_positions" else 0)
-    return found
+def arrays(*parts: ForwardBatch) -> dict[str, Any]:
+    """Return all arrays of the parts of a step, one's behind the other's."""
+    found: dict[str, Any] = {"tables": [], "slots": []}
+    for part in parts:
+        for name in ForwardBatch.__dataclass_fields__:
+            value = getattr(part, name)
+            if isinstance(value, WindowGroups):
+                found["tables"].append(value.page_tables.swapaxes(0, 1))
+                found["slots"].append(value.out_slots.T)
+            elif isinstance(value, np.ndarray):
+                found.setdefault(name, []).append(value.T if name == "rope_positions" else value)
+    return {name: np.concatenate(each) for name, each in found.items()}
 
 
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=12))
@@ -55,8 +56,8 @@ def test_two_halves_are_the_step_and_no_other_cut_is_better(extend_lens: list[in
     first, second = halves(batch, late)
     assert first.batch_size > 0 < second.batch_size
     assert (len(first.input_ids), len(second.input_ids)) == (total - late, late)
-    whole = together(batch, halves(batch, 0)[1])
-    for name, found in together(first, second).items():
+    whole = arrays(batch)
+    for name, found in arrays(first, second).items():
         np.testing.assert_array_equal(found, whole[name], err_msg=name)
     others = (max(sum(extend_lens[:cut]), sum(extend_lens[cut:])) for cut in range(1, len(extend_lens)))
     assert max(total - late, late) == min(others)
