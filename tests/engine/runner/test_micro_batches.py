@@ -84,10 +84,10 @@ def test_steps_in_halves_have_the_bits_of_whole_ones(
     has_halves = [any(step is not None and part_of(step, 2).late_tokens for step in steps) for steps in ROUNDS]
     assert 0 < sum(has_halves) < len(ROUNDS)
     for rank, scheduler in enumerate(cut):
-        for steps, halved, found, told in zip(ROUNDS, has_halves, scheduler.exchanges, scheduler.layers, strict=True):
-            sends = found.count("s")
+        for steps, halved, sent, told in zip(ROUNDS, has_halves, scheduler.exchanges, scheduler.layers, strict=True):
+            sends = sent.count("s")
             in_turn = "ss" + "cs" * (sends - 2) + "cc"  # what one half awaits, it awaits while the other's is sent
-            assert found == (in_turn if halved else "sc" * sends)
+            assert sent == (in_turn if halved else "sc" * sends)
             own = steps[rank]
             assert [layer for layer, _ in told] == ([] if own is None else list(range(source.config.num_layers)))
             if own is not None and part_of(own, 2).late_tokens and source.config.is_moe(0):

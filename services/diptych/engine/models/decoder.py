@@ -24,8 +24,8 @@ from diptych.engine.models.layers.recurrent import trials
 from diptych.engine.models.layers.recurrent.trials import LayerStates
 from diptych.engine.models.layers.row_joint import HeadJoint, RowJoint
 from diptych.engine.models.matrices.weights import Weights
-from diptych.engine.models.operations import Operation, in_order, in_turn
-from diptych.engine.models.passage import Passage, Rows
+from diptych.engine.models.operations import Operation, in_order
+from diptych.engine.models.passage import Passage, Rows, halves_of, run_in_turn
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.models.stages import Stages
 from diptych.engine.models.vision_tower import VisionTower
@@ -52,8 +52,6 @@ class Decoder:
         # at the end of such layers stands something else, or all of their rows are looked at
         may_scatter = not (config.layer_scales or adds_rows or config.taps or stages is not None)
         self._communicator = LayerCommunicator(ops, config.rms_norm_eps, config.residual_scale, may_scatter=may_scatter)
-        scale = config.embedding_scale
-        self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
         self._head = None if config.eagle is None else HeadJoint.build(config, weights, ops)
         self._joint = RowJoint.build(config, weights, ops) if config.joins_rows and self._head is None else None
         self._taps = {layer: place for place, layer in enumerate(config.taps)}
@@ -114,17 +112,13 @@ class Decoder:
         their own, the first those of `logits_rows`, the other one all. They are what the output projection is given, or
         with an EAGLE head what is made of the layers that it taps, and what comes out of its own.
         """
-        if pieces is None:
-            pieces = Pieces(self.new_buffers(len(batch.input_ids), batch.input_ids.device), at_once)
-            layers = self._decompressed if attention.decompresses else self.layers
-        else:
-            layers = self.layers
-        own = self._new_passage(layers, batch, attention, pieces.buffers, self._is_last_elsewhere())
+        own = self._passage(batch, attention, self._is_last_elsewhere(), pieces)
         own.on_layer, own.states, own.rows = on_layer, states, rows
-        self._resume(own, pieces.run(partial(self._begin, own)))
+        run = at_once if pieces is None else pieces.run
+        self._resume(own, run(partial(self._begin, own)))
         for index in range(len(own.held)):
             if index:
-                pieces.run(partial(self._go_on, own, index))
+                run(partial(self._go_on, own, index))
             self._look_back(own, index)
         in_order(self._last(own))
         return own.logits
@@ -141,43 +135,29 @@ class Decoder:
         round, of which we may have no token: None.
         """
         experts = self._ops.ranks.experts
-        assert experts is not None, "nothing is on its way"
-        assert experts.round is not None, "before the first round there is nothing to share a step with"
-        assert experts.round.halves is not None, "nobody has two micro-batches"
-        whole, halves = experts.round, experts.round.halves
+        halves = halves_of(experts)
         passages = [
-            None if each is None else self._passage_of(*each, is_last_anywhere=half.are_any_picked)
+            None if each is None else self._passage(*each, half.are_any_picked)
             for each, half in zip(micro_batches, halves, strict=True)
         ]
-        last = next((own for own in reversed(passages) if own is not None), None)
-        if last is not None:
-            last.on_layer = on_layer  # of a layer all is computed when its last micro-batch is
+        for last in [own for own in passages if own is not None][-1:]:
+            last.on_layer = on_layer  # with it all of a layer is computed
         lists = [
             self._for_others(device, is_last_anywhere=half.are_any_picked) if own is None else self._operations(own)
             for own, half in zip(passages, halves, strict=True)
         ]
-        for number, operation in in_turn(lists):
-            experts.round = halves[number]
-            operation()
-        experts.round = whole
+        run_in_turn(lists, experts, halves)
         return [None if own is None else own.logits for own in passages]
 
-    def _passage_of(self, batch: StagedBatch, attention: PhasedAttention, *, is_last_anywhere: bool) -> Passage:
-        layers = self._decompressed if attention.decompresses else self.layers
-        buffers = self.new_buffers(len(batch.input_ids), batch.input_ids.device)
-        return self._new_passage(layers, batch, attention, buffers, is_last_anywhere)
-
-    def _new_passage(
-        self,
-        layers: Sequence[Layer],
-        batch: StagedBatch,
-        attention: PhasedAttention,
-        buffers: Buffers,
-        is_last_anywhere: bool,
+    def _passage(
+        self, batch: StagedBatch, attention: PhasedAttention, is_last_anywhere: bool, pieces: Pieces | None = None
     ) -> Passage:
-        held = self._of_layers(buffers.first(len(batch.positions)))
+        """What is recorded in pieces has latents as they are."""
+        layers = self._decompressed if pieces is None and attention.decompresses else self.layers
+        new = self.new_buffers(len(batch.input_ids), batch.input_ids.device) if pieces is None else pieces.buffers
+        held = self._of_layers(new.first(len(batch.positions)))
         turns = None if self._axial is None else self._axial.turns(batch)
-        return Passage(layers, batch, attention, self._of_layers(buffers), held, turns, is_last_anywhere)
+        return Passage(layers, batch, attention, self._of_layers(new), held, turns, is_last_anywhere)
 
     def _operations(self, own: Passage) -> Iterator[Operation]:
         """Yield all that there is to do for a micro-batch."""
@@ -204,7 +184,7 @@ class Decoder:
         if len(wanted):
             yield from self._finishing(self.layers[-1], last, picked)
         elif own.is_last_anywhere:
-            yield from _serve_others(self.layers[-1], picked.normed)
+            yield from self.layers[-1].serve_others(picked.normed)
         yield partial(self._conclude, own, last, picked)
 
     def _conclude(self, own: Passage, last: Stream, picked: Buffers) -> None:
@@ -225,7 +205,7 @@ class Decoder:
         """Nothing is launched for no token."""
         if not len(picked.normed):
             return last.x.new_empty(0, self._config.output_size)
-        return self._logits(picked.normed) if self._config.pooling is None else picked.normed.clone()
+        return self._ends.logits(picked.normed) if self._config.pooling is None else picked.normed.clone()
 
     def _hand_on(self, own: Passage) -> None:
         """Finish the last layer of a stage for all tokens, and send them on; the logits are rank 0's."""
@@ -242,7 +222,7 @@ class Decoder:
     def _for_others(self, device: torch.device, *, is_last_anywhere: bool) -> Iterator[Operation]:
         nothing = torch.empty(0, self._config.hidden_size, dtype=self._dtype, device=device)
         for layer in self.layers if is_last_anywhere else self.layers[:-1]:
-            yield from _serve_others(layer, nothing)
+            yield from layer.serve_others(nothing)
 
     def _is_last_elsewhere(self) -> bool:
         """Whether ranks that share our experts compute the last layer, though we may have no token for it."""
@@ -301,7 +281,7 @@ class Decoder:
     def _begin(self, own: Passage) -> Tensor:
         """From tokens to the first attention; return this rank's rows of the residual stream."""
         batch, rows, buffers, first = own.batch, own.rows, own.buffers[0], own.layers[0]
-        x = self._embedded(batch.input_ids) if self._config.has_first_layer else self._received(batch.input_ids)
+        x = self._ends.embedded(batch.input_ids) if self._config.has_first_layer else self._received(batch.input_ids)
         if batch.image_tokens is not None and batch.image_rows is not None:
             x[batch.image_tokens] = batch.image_rows[0]
         if batch.embed_tokens is not None and batch.embed_rows is not None and self._config.has_first_layer:
@@ -318,14 +298,14 @@ class Decoder:
             self._ends.per_layer.fill(batch.input_ids, x, buffers.per_layer)
         stream = self._communicator.begin(x)
         self._communicator.give(stream, self._ends.input_norm, buffers.normed)
-        _project_in(first, buffers)
+        first.project_in(buffers)
         return stream.x
 
     def _begin_beside(self, layer: Layer, embedded: Tensor, before: Tensor, buffers: Buffers) -> Tensor:
         """The stream of a head begins with the rows `before`; its attention reads embeddings, too."""
         assert self._head is not None
         stream = self._communicator.begin(before)
-        _project_in(layer, replace(buffers, normed=self._head.beside(embedded, before)))
+        layer.project_in(replace(buffers, normed=self._head.beside(embedded, before)))
         return stream.x
 
     def _between(self, own: Passage, index: int) -> Iterator[Operation]:
@@ -335,7 +315,7 @@ class Decoder:
         batch = own.batch
         if batch.image_tokens is not None and batch.image_rows is not None and index < len(batch.image_rows):
             yield partial(self._add_image_rows, own, index)
-        yield partial(_project_in, own.layers[index], own.buffers[index])
+        yield partial(own.layers[index].project_in, own.buffers[index])
         if own.rows is not None and index - 1 in self._taps:
             yield partial(own.rows.tap, self._taps[index - 1], stream.x)
 
@@ -351,10 +331,6 @@ class Decoder:
         x = torch.empty(len(input_ids), self._config.hidden_size, dtype=self._dtype, device=input_ids.device)
         self._stages.receive(x)
         return x
-
-    def _embedded(self, input_ids: Tensor) -> Tensor:
-        x = self._ends.embed.rows(input_ids)
-        return x if self._embedding_scale is None else x.mul_(self._embedding_scale)
 
     def _finishing(self, layer: Layer, stream: Stream, buffers: Buffers) -> Iterator[Operation]:
         """From what attention of a layer found to the next one's normed input."""
@@ -372,23 +348,6 @@ class Decoder:
         found = attention.project_out(buffers)
         next_norm = layer.next_norm if layer.ffn is None else layer.ffn_norm
         self._communicator.add(stream, found, buffers.delta, layer.attention_post_norm, next_norm, buffers.normed)
-
-    def _logits(self, normed: Tensor) -> Tensor:
-        logits = normed.new_empty(len(normed), self._config.output_size)
-        self._ends.lm_head.multiply(normed, logits)
-        if self._config.logits_divisor != 1:
-            logits.div_(self._config.logits_divisor)
-        cap = self._config.logits_softcap
-        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
-
-
-def _serve_others(layer: Layer, nothing: Tensor) -> Sequence[Operation]:
-    return () if layer.ffn is None else layer.ffn.serve_others(nothing)
-
-
-def _project_in(layer: Layer, buffers: Buffers) -> None:
-    if layer.attention is not None:
-        layer.attention.project_in(buffers)
 
 
 def _new_tower(config: ModelConfig, weights: Weights, dtype: torch.dtype) -> VisionTower:

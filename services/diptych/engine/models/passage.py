@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,11 +11,14 @@ from torch import Tensor
 from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.arithmetic.axial_rope import Turns
+from diptych.engine.models.expert_ranks import ExpertRanks
 from diptych.engine.models.layer import Layer
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.layer_communicator import Stream
 from diptych.engine.models.layers.recurrent.trials import LayerStates
+from diptych.engine.models.operations import Operation, in_turn
 from diptych.engine.values.batch import OnLayer
+from diptych.engine.values.rounds import Round
 
 
 class Rows(Protocol):
@@ -55,3 +58,22 @@ class Passage:
     rows: Rows | None = None
     stream: Stream = field(init=False)
     logits: Tensor = field(init=False)
+
+
+def halves_of(experts: ExpertRanks | None) -> tuple[Round, Round]:
+    """Return the halves of the running round, which has some."""
+    assert experts is not None, "without ranks that share experts nothing is on its way"
+    assert experts.round is not None, "before the first round there is no step to share"
+    halves = experts.round.halves
+    assert halves is not None, "nobody has two micro-batches"
+    return halves
+
+
+def run_in_turn(lists: Sequence[Iterable[Operation]], experts: ExpertRanks | None, rounds: Sequence[Round]) -> None:
+    """Run a list for each of `rounds`, which is the running one meanwhile."""
+    assert experts is not None, "rounds are of ranks that share experts"
+    whole = experts.round
+    for number, operation in in_turn(lists):
+        experts.round = rounds[number]
+        operation()
+    experts.round = whole
