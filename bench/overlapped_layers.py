@@ -207,7 +207,7 @@ def be_rank(rank: int, folder: str, on_gpus: bool, delay_ms: float) -> None:
         wait = torch.cuda.synchronize
     torch.set_num_threads(1)
     dtype = torch.bfloat16 if on_gpus else torch.float32
-    kept: Any = {"counts": False, "opens_memory": False}
+    kept: Any = {"counts": False, "opens_memory": False, "overlaps": True}
     group = DelayedGroup(SharedExperts(folder, rank, NUM_RANKS), 0, 1, device, dtype, 0, **kept)
     for case in ON_GPUS if on_gpus else ON_CPU:
         layers = Layers(case, group, device)

@@ -41,15 +41,18 @@ class ExpertGroup:
         *,
         counts: bool,
         opens_memory: bool,
+        overlaps: bool = False,
     ) -> None:
         """Wait until all ranks of all schedulers are there.
 
         `dtype`: of hidden states. `num_redundant`: copies of experts beside one of each. `counts` what experts do, for
-        `load_of_layers`. `opens_memory` of a GPU to the other ranks, see `peers`.
+        `load_of_layers`. `opens_memory` of a GPU to the other ranks, see `peers`. `overlaps`: something is computed
+        while tokens are on their way; else a GPU's stream exchanges them itself, which takes the host less.
         """
         self._num_redundant = num_redundant
         self._counts = counts
         self._opens_memory = opens_memory
+        self._overlaps = overlaps or device.type == "cpu"
         self._chosen: dict[int, Tensor] = {}  # by layer: how often each expert was chosen here, int64
         self.placements: dict[int, ExpertPlacement] = {}  # by layer
         self.rank, self.size = place.rank(rank, tp), place.size(tp)
@@ -135,9 +138,9 @@ class ExpertGroup:
     def all_gather(self, part: Tensor) -> Coming:
         out = part.new_empty(self.size * len(part), part.shape[1])
         if self._device.type == "cuda":
-            work = dist.all_gather_into_tensor(out, part, group=self._group, async_op=True)
+            work = dist.all_gather_into_tensor(out, part, group=self._group, async_op=self._overlaps)
         else:
-            work = dist.all_gather(list(out.chunk(self.size)), part, group=self._group, async_op=True)
+            work = dist.all_gather(list(out.chunk(self.size)), part, group=self._group, async_op=self._overlaps)
         return Travelling(work, part, out)
 
     def num_sent_to_us(self, num_sent: Sequence[int]) -> list[int]:
@@ -149,7 +152,8 @@ class ExpertGroup:
     def exchange(self, rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int]) -> Coming:
         out = rows.new_empty(sum(num_received), rows.shape[1])
         sizes = list(num_received), list(num_sent)
-        return Travelling(dist.all_to_all_single(out, rows, *sizes, group=self._group, async_op=True), rows, out)
+        work = dist.all_to_all_single(out, rows, *sizes, group=self._group, async_op=self._overlaps)
+        return Travelling(work, rows, out)
 
     def smallest(self, number: int) -> int:
         """Wait for all; return the smallest of their numbers."""
@@ -167,12 +171,13 @@ class ExpertGroup:
 class Travelling:
     """Implements `Coming`. gloo has threads of its own for it, and NCCL a stream, which ours waits for when asked."""
 
-    work: Any
+    work: Any  # None: our own stream does it
     sent: Tensor  # that nobody may free before
     out: Tensor
 
     def __call__(self) -> Tensor:
-        self.work.wait()
+        if self.work is not None:
+            self.work.wait()
         return self.out
 
 
