@@ -257,22 +257,9 @@ class Decoder:
             mixed = buffers.projected, own.states, batch, buffers.mixed
             trials.mix(layer.mixer, self._ops.state_rules, index, *mixed)
         if index in self._places:
-            self._attend(own, index)
+            own.attend(index, self._places[index])
         if own.on_layer is not None:
             own.on_layer(index)
-
-    def _attend(self, own: Passage, index: int) -> None:
-        layer, buffers, batch, place = own.layers[index], own.held[index], own.batch, self._places[index]
-        if layer.growth is not None:
-            layer.growth.apply(buffers.qkv, batch.positions)  # to rotate them before or afterwards is the same
-        if batch.watcher is not None:
-            batch.watcher.before(index, buffers.qkv)
-        if layer.made is not None:
-            own.attention.attend_decompressed(buffers.qkv, place, layer.made.attended(buffers), layer.made)
-        else:
-            own.attention.attend(buffers.qkv, place, buffers.attended)
-        if batch.watcher is not None:
-            batch.watcher.behind(index)
 
     def new_buffers(self, num_tokens: int, device: torch.device) -> Buffers:
         """Return what a step of so many tokens needs for its pieces."""
@@ -282,10 +269,7 @@ class Decoder:
         """From tokens to the first attention; return this rank's rows of the residual stream."""
         batch, rows, buffers, first = own.batch, own.rows, own.buffers[0], own.layers[0]
         x = self._ends.embedded(batch.input_ids) if self._config.has_first_layer else self._received(batch.input_ids)
-        if batch.image_tokens is not None and batch.image_rows is not None:
-            x[batch.image_tokens] = batch.image_rows[0]
-        if batch.embed_tokens is not None and batch.embed_rows is not None and self._config.has_first_layer:
-            x[batch.embed_tokens] = batch.embed_rows
+        own.place_rows(x, are_given=self._config.has_first_layer)
         if self._joint is not None:
             assert rows is not None
             assert batch.rows_before is not None

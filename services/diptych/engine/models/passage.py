@@ -59,6 +59,28 @@ class Passage:
     stream: Stream = field(init=False)
     logits: Tensor = field(init=False)
 
+    def place_rows(self, x: Tensor, *, are_given: bool) -> None:
+        """Write the rows that stand in place of tokens; `are_given`: also those that clients gave."""
+        batch = self.batch
+        if batch.image_tokens is not None and batch.image_rows is not None:
+            x[batch.image_tokens] = batch.image_rows[0]
+        if batch.embed_tokens is not None and batch.embed_rows is not None and are_given:
+            x[batch.embed_tokens] = batch.embed_rows
+
+    def attend(self, index: int, place: int) -> None:
+        """Have a layer attend; `place`: of it among those that do."""
+        layer, buffers, batch = self.layers[index], self.held[index], self.batch
+        if layer.growth is not None:
+            layer.growth.apply(buffers.qkv, batch.positions)  # to rotate them before or afterwards is the same
+        if batch.watcher is not None:
+            batch.watcher.before(index, buffers.qkv)
+        if layer.made is not None:
+            self.attention.attend_decompressed(buffers.qkv, place, layer.made.attended(buffers), layer.made)
+        else:
+            self.attention.attend(buffers.qkv, place, buffers.attended)
+        if batch.watcher is not None:
+            batch.watcher.behind(index)
+
 
 def halves_of(experts: ExpertRanks | None) -> tuple[Round, Round]:
     """Return the halves of the running round, which has some."""
