@@ -78,6 +78,10 @@ def test_one_process_shares_no_experts() -> None:
         ({"deterministic": True}, "--deterministic"),
         ({"rebalance_experts": -1}, "--rebalance-experts"),
         ({"dp_attention": False, "redundant_experts": 1}, "--redundant-experts"),
+        ({"overlap_batches": -1}, "--overlap-batches"),
+        ({"dp_attention": False, "overlap_batches": 8}, "--overlap-batches is for --dp-attention"),
+        ({"overlap_batches": 8, "device": "cuda"}, "each other's memory.*--peer-exchange off"),
+        ({"overlap_batches": 8, "device": "cuda", "peer_exchange": "off", "tp": 2}, "not for --tp 2 on GPUs"),
     ],
 )
 def test_schedulers_that_share_experts_refuse_what_is_no_common_step(changes: Any, words: str) -> None:

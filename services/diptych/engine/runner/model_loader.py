@@ -333,4 +333,5 @@ class ModelLoader:
             row_tokens=options.row_tokens,
             deterministic=options.deterministic,
             expert_parallel=options.expert_parallel,
+            overlap_batches=bool(options.overlap_batches),
         )

@@ -85,6 +85,7 @@ class TorchHardware:
         counts, redundant = bool(options.rebalance_experts), options.redundant_experts
         dtype = DTYPES[options.dtype]
         kept = {"counts": counts, "opens_memory": options.peer_exchange == "on"}
+        kept["overlaps"] = options.overlap_batches > 0
         self.experts = ExpertGroup(place, rank, options.tp, self._device, dtype, redundant, **kept)
         if self._communicator is None:
             self._communicator = LoneCommunicator(self.experts)
