@@ -27,6 +27,7 @@ from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError, InvalidRequest, NotFound
 from diptych.embedded.data_parallel_controller import DataParallelController, EnginePrompt
 from diptych.embedded.group import launched, roles_of
+from diptych.embedded.prompt_tokens import packed_ids
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.options.config import EngineOptions
 from diptych.generation import insight as insights
@@ -256,7 +257,7 @@ class Engine:
     async def _read(self, prompt: Prompt) -> EnginePrompt:
         if isinstance(prompt, np.ndarray) and not _are_tokens(prompt):
             return await self._of_rows(prompt)
-        found = EnginePrompt(await self._encode(prompt) if isinstance(prompt, str) else _token_ids(prompt))
+        found = EnginePrompt(await self._encode(prompt) if isinstance(prompt, str) else packed_ids(prompt))
         self._check_len(found.num_tokens)
         return found
 
@@ -296,16 +297,6 @@ class Engine:
 
 def _are_tokens(numbers: npt.NDArray[Any]) -> bool:
     return numbers.ndim == 1 and np.issubdtype(numbers.dtype, np.integer)
-
-
-def _token_ids(prompt: Sequence[int] | npt.NDArray[Any]) -> Sequence[int]:
-    """Return tokens as they were given. Raises `InvalidRequest` for what is neither a sequence nor an array of them."""
-    if isinstance(prompt, np.ndarray):
-        return prompt.tolist()  # type: ignore[no-any-return]
-    if hasattr(prompt, "__array__"):  # of other libraries, maybe on a device, and in a type that numpy lacks
-        words = f"a prompt is a text, a list of tokens or an array of numpy's, not a {type(prompt).__name__}"
-        raise InvalidRequest(f"{words}: give rows as tensor.float().cpu().numpy(), tokens as tensor.tolist()")
-    return prompt
 
 
 def _run_loop() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
