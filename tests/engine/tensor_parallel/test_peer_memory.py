@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.engine.tensor_parallel import peer_sums
-from diptych.engine.tensor_parallel.peer_sums import open_memory
 from diptych.kernels.gpu.collectives.peer_memory import HANDLE_NBYTES, PeerMemoryError
 
 DEVICE: Final = torch.device("cpu", 0)
@@ -54,8 +52,10 @@ class Pair:
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, allocate: Callable[..., Any], pair: Pair) -> object:
+    from diptych.engine.tensor_parallel import peer_sums  # needs Triton
+
     monkeypatch.setattr(peer_sums, "_allocated", allocate)
-    return open_memory(pair, DEVICE, 1 << 20)
+    return peer_sums.open_memory(pair, DEVICE, 1 << 20)
 
 
 def test_what_all_ranks_have_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

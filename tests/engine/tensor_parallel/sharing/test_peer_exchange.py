@@ -13,7 +13,6 @@ from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.runner import torch_hardware
 from diptych.engine.runner.torch_hardware import TorchHardware
-from diptych.engine.tensor_parallel.sharing.peer_exchange import open_exchange
 
 
 @dataclass
@@ -38,6 +37,8 @@ class Ranks:
 def test_what_the_kernels_can_not_exchange_is_said_by_one_rank(
     size: int, width: int, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    from diptych.engine.tensor_parallel.sharing.peer_exchange import open_exchange  # needs Triton
+
     caplog.set_level(logging.INFO)
     for rank in range(2):
         assert open_exchange(Ranks(rank, size), torch.device("cpu"), torch.bfloat16, width, 8, 8) is None
