@@ -340,7 +340,7 @@ def _callers(config: RouterConfig, metrics: RouterMetrics, share: Share | None) 
 
 def _tracer(config: RouterConfig, fleet: Fleet, open_export: OpenExport | None) -> Tracer:
     if open_export is None:
-        return Tracer()
+        return Tracer(num_processes=config.workers)
     attributes = {"service.instance.id": f"{fleet.router_id:016x}", "k8s.pod.name": config.pod_name}
     return Tracer(open_export({name: value for name, value in attributes.items() if value}))
 
