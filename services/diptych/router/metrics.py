@@ -24,8 +24,10 @@ from diptych.generation.output import FailureCode
 from diptych.grammars.checks import GrammarChecks
 from diptych.router.admission.admission import Admission
 from diptych.router.admission.queue import Reason
+from diptych.router.admission.session_door import SessionDoor
 from diptych.router.keys.caller import Callers, KeyHolder
 from diptych.router.pool_metrics import PoolMember, PoolMetrics
+from diptych.router.size_metrics import SizeMetrics
 from diptych.router.tracing.record import FAILURES
 from diptych.router.values.served import ITL_BOUNDS, TTFT_BOUNDS, Served
 from diptych.router.values.slo_tiers import NO_TIERS, Tier, Tiers
@@ -143,6 +145,8 @@ class RouterMetrics:
         self.registry.register(self.refusals)
         register_version(self.registry)
         self._add_counters()
+        self._sizes = SizeMetrics()
+        self.registry.register(self._sizes)
         self._tiers = {name: self._tier_counts(name) for name in tiers.slos}
         self._show_objectives(tiers)
         self._add_histograms()
@@ -288,6 +292,13 @@ class RouterMetrics:
         if tier.slo.are_kept(ttft_s, tpot_s):
             self._tiers[tier.name].within.inc()
 
+    def used(self, prompt_len: int, cached_tokens: int, output_tokens: int) -> None:
+        """A request that has finished took so many tokens."""
+        self.prompt_tokens.inc(prompt_len)
+        self.cached_tokens.inc(cached_tokens)
+        self.output_tokens.inc(output_tokens)
+        self._sizes.add(prompt_len, cached_tokens, output_tokens)
+
     def served(self) -> Served:
         """Return counts, in microseconds: `collect` would make an object of each sample."""
         ended: dict[str, float] = collections.defaultdict(float)
@@ -355,6 +366,26 @@ class GrammarUsage(Collector):
         yield checks
         words = "Schemas, patterns and grammars that wait to be checked"
         yield GaugeMetricFamily("diptych_router_grammar_checks_waiting", words, self._checks.num_waiting)
+
+
+class SessionLineUsage(Collector):
+    """Tells of the line in which clients wait for room for their sessions."""
+
+    def __init__(self, door: SessionDoor) -> None:
+        self._door = door
+
+    def collect(self) -> Iterator[Metric]:
+        door, name = self._door, "diptych_router_session_line"
+        yield GaugeMetricFamily(f"{name}_waiting", "Sessions that wait for room in the KV pools", door.line.num_waiting)
+        yield GaugeMetricFamily(f"{name}_in", "Sessions that were let in and have not ended", door.line.num_in)
+        yield GaugeMetricFamily(f"{name}_tokens", "Context that these count with", door.line.num_tokens)
+        words = "Context that they may have together, of this router process"
+        yield GaugeMetricFamily(f"{name}_capacity_tokens", words, door.capacity_tokens)
+        yield CounterMetricFamily(f"{name}_admitted", "Sessions that were let in", door.num_admitted)
+        yield CounterMetricFamily(f"{name}_given_up", "Calls that were told to come back", door.num_given_up)
+        words = "Sessions and places in line that nobody used for too long"
+        yield CounterMetricFamily(f"{name}_expired", words, door.line.num_expired)
+        yield CounterMetricFamily(f"{name}_wait_seconds", "What calls have waited, together", door.waited_s)
 
 
 class TokenizerUsage(Collector):
