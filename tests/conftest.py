@@ -7,7 +7,7 @@ import gc
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ import hypothesis
 import numpy as np
 import pytest
 import tokenizers
+from one_process import UNITS, OneProcess, lies_among_integration_tests, mark_integration_tests
 from pairs import covering
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -70,9 +71,25 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         return "families" if module in FAMILIES else module
 
 
+ONE_PROCESS: Final = OneProcess()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with ONE_PROCESS.holds(item):
+        return (yield)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Unit tests need not wait until others are collected."""
+    return (config.option.markexpr == UNITS and lies_among_integration_tests(collection_path)) or None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what shows nothing more: where `-m` chooses, and in `make fuzz`, nothing is."""
-    if config.option.markexpr or "DIPTYCH_FUZZ_EXAMPLES" in os.environ:
+    """Leave out what shows nothing more: where `-m` asks for GPUs, and in `make fuzz`, nothing is."""
+    mark_integration_tests(items)
+    if "gpu" in config.option.markexpr or "DIPTYCH_FUZZ_EXAMPLES" in os.environ:
         return
     left_out = _of_gpus(items) | _beyond_pairs(items)
     items[:] = [item for item in items if item not in left_out]

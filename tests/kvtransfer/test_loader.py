@@ -61,6 +61,7 @@ def test_transports_that_were_asked_for_are_not_the_environments_choice() -> Non
     assert ucx_settings("tcp", {"UCX_TLS": "all"})["TLS"] == "tcp,self"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("compiler", ["cc", f"{sys.executable} -m ziglang cc"])
 def test_the_shim_builds_and_binds_to_the_loaded_ucx(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str

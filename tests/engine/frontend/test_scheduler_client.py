@@ -33,6 +33,7 @@ async def next_answer(client: SchedulerClient) -> list[int]:
     return []
 
 
+@pytest.mark.integration
 def test_signals_to_the_whole_process_group_leave_it_to_the_frontend_when_to_stop(tiny_folder: Path) -> None:
     async def test() -> list[int]:
         client = await start(tiny_folder)
@@ -48,6 +49,7 @@ def test_signals_to_the_whole_process_group_leave_it_to_the_frontend_when_to_sto
     assert asyncio.run(asyncio.wait_for(test(), TIMEOUT_S)) == [7]
 
 
+@pytest.mark.integration
 def test_what_is_said_before_the_process_has_even_connected_is_heard(tiny_folder: Path) -> None:
     async def test() -> list[int]:
         client = await start(tiny_folder)

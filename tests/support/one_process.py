@@ -1,0 +1,82 @@
+"""What tells unit tests from integration tests, and holds unit tests to it.
+
+A unit test needs no process but its own, and no UCX. Whatever starts one, or opens UCX, is an integration test: it lies
+in one of `FOLDERS`, uses one of `FIXTURES`, or is marked `integration`, itself, its parameter or its file.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import util
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+UNITS: Final = "not integration"  # what `-m` says for unit tests alone
+FOLDERS: Final = ("chaos", "console", "embedded", "helm", "platform")  # of tests
+FIXTURES: Final = frozenset(("make_child_end", "make_host_end", "new_authority"))
+STARTS: Final = frozenset(
+    ("os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "subprocess.Popen")
+)
+TESTS: Final = Path(__file__).parents[1]
+
+
+def lies_among_integration_tests(path: Path) -> bool:
+    return any((TESTS / folder) in path.parents for folder in FOLDERS)
+
+
+def mark_integration_tests(items: list[pytest.Item]) -> None:
+    """Mark those that folders and fixtures make integration tests, and put them behind the unit tests.
+
+    So no unit test finds a process of a fixture that an integration test started.
+    """
+    for item in items:
+        if lies_among_integration_tests(item.path) or FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("integration")
+    items.sort(key=is_integration_test)
+
+
+def is_integration_test(item: pytest.Item) -> bool:
+    return item.get_closest_marker("integration") is not None
+
+
+class OneProcess:
+    """Fails the unit test that runs, with its fixtures, when it starts a process or opens UCX."""
+
+    def __init__(self) -> None:
+        self._test = ""  # the unit test that runs
+        platform.processor()  # clients of APIs ask it, and the first answer is a process's
+        sys.addaudithook(self._audit)
+        self._spawn = util.spawnv_passfds
+        util.spawnv_passfds = self._refuse_to_spawn  # of which interpreters tell no hook
+
+    @contextmanager
+    def holds(self, item: pytest.Item) -> Iterator[None]:
+        self._test = "" if is_integration_test(item) else item.nodeid
+        yield
+        self._test = ""
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self._test:
+            return
+        if event in STARTS and not _compiles_a_part(arguments):
+            self._fail(f"starts a process ({event})")
+        if event == "ctypes.dlopen" and "libucp" in str(arguments[0]):
+            self._fail("opens UCX")
+
+    def _refuse_to_spawn(self, *arguments: Any) -> int:
+        if self._test:
+            self._fail("starts a process of multiprocessing")
+        return self._spawn(*arguments)
+
+    def _fail(self, what: str) -> None:
+        pytest.fail(f"a unit test {what}: mark it as `@pytest.mark.integration`, or have it do without")
+
+
+def _compiles_a_part(arguments: tuple[Any, ...]) -> bool:
+    """Tell whether a part of the product in C is compiled, as the first test behind its change does."""
+    return len(arguments) > 1 and "-shared" in (arguments[1] or ())
