@@ -80,6 +80,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, None, None]:
+    yield
+    ONE_PROCESS.check()
+
+
+@pytest.fixture
+def one_process() -> OneProcess:
+    """Who sees what a unit test starts."""
+    return ONE_PROCESS
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Unit tests need not wait until others are collected."""
     return (config.option.markexpr == UNITS and lies_among_integration_tests(collection_path)) or None

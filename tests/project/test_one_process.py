@@ -11,29 +11,51 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from one_process import FIXTURES, FOLDERS
+from one_process import FIXTURES, FOLDERS, OneProcess
 
 TESTS = Path(__file__).parents[1]
 NOTHING = [sys.executable, "-c", ""]
+
+
+def posix_spawn() -> None:
+    os.waitpid(os.posix_spawn(sys.executable, NOTHING, {}), 0)
+
+
+def by_multiprocessing(method: str) -> None:
+    process = multiprocessing.get_context(method).Process(target=print)
+    process.start()
+    process.join()
+
+
+def load_ucx() -> None:
+    with pytest.raises(OSError, match="libucp-not-there"):
+        ctypes.CDLL("libucp-not-there.so.0")
+
+
 STARTS: dict[str, Callable[[], object]] = {
-    "subprocess": lambda: subprocess.run(NOTHING, check=True),
-    "spawn": lambda: multiprocessing.get_context("spawn").Process(target=print).start(),
-    "fork": lambda: multiprocessing.get_context("fork").Process(target=print).start(),
-    "posix_spawn": lambda: os.posix_spawn(sys.executable, NOTHING, {}),
-    "shell": lambda: os.system("true"),
-    "UCX": lambda: ctypes.CDLL("libucp.so.0"),
+    "subprocess.Popen": lambda: subprocess.run(NOTHING, check=True),
+    "multiprocessing": lambda: by_multiprocessing("spawn"),
+    "os.posix_spawn": posix_spawn,
+    "os.system": lambda: os.system("true"),
+    "UCX": load_ucx,
 }
 
 
-@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
-def test_a_unit_test_that_starts_a_process_or_opens_ucx_fails(start: Callable[[], object]) -> None:
-    with pytest.raises(pytest.fail.Exception, match=r"a unit test .*: mark it as `@pytest.mark.integration`"):
-        start()
+@pytest.mark.parametrize(("name", "start"), STARTS.items(), ids=STARTS)
+def test_a_unit_test_that_starts_a_process_or_opens_ucx_fails(
+    name: str, start: Callable[[], object], one_process: OneProcess
+) -> None:
+    start()
+    with pytest.raises(pytest.fail.Exception, match=f"a unit test starts {name}.*: mark it as"):
+        one_process.check()
+    assert one_process.taken() == []
 
 
 @pytest.mark.integration
-def test_an_integration_test_starts_what_it_wants() -> None:
-    assert subprocess.run(NOTHING, check=True).returncode == 0
+def test_an_integration_test_starts_what_it_wants(one_process: OneProcess) -> None:
+    for start in STARTS.values():
+        start()
+    assert one_process.taken() == []
 
 
 def test_what_makes_an_integration_test_is_there() -> None:

@@ -45,36 +45,47 @@ def is_integration_test(item: pytest.Item) -> bool:
 
 
 class OneProcess:
-    """Fails the unit test that runs, with its fixtures, when it starts a process or opens UCX."""
+    """Fails the unit test that starts a process or opens UCX, or whose fixtures do, once it has ended."""
 
     def __init__(self) -> None:
-        self._test = ""  # the unit test that runs
         platform.processor()  # clients of APIs ask it, and the first answer is a process's
+        self._is_held = False
+        self._seen: list[str] = []
         sys.addaudithook(self._audit)
         self._spawn = util.spawnv_passfds
-        util.spawnv_passfds = self._refuse_to_spawn  # of which interpreters tell no hook
+        util.spawnv_passfds = self._note_and_spawn  # of which interpreters tell no hook
 
     @contextmanager
     def holds(self, item: pytest.Item) -> Iterator[None]:
-        self._test = "" if is_integration_test(item) else item.nodeid
+        """What happens meanwhile is of this test."""
+        self._is_held, self._seen = not is_integration_test(item), []
         yield
-        self._test = ""
+        self._is_held = False
+
+    def taken(self) -> list[str]:
+        """Return what the test that runs has started or opened since the last call."""
+        seen, self._seen = self._seen, []
+        return seen
+
+    def check(self) -> None:
+        if seen := self.taken():
+            words = (
+                f"a unit test starts {', '.join(seen)}: mark it as `@pytest.mark.integration`, or have it do without"
+            )
+            pytest.fail(words, pytrace=False)
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self._test:
+        if not self._is_held:
             return
         if event in STARTS and not _compiles_a_part(arguments):
-            self._fail(f"starts a process ({event})")
+            self._seen.append(f"{event} {arguments[:2]}")
         if event == "ctypes.dlopen" and "libucp" in str(arguments[0]):
-            self._fail("opens UCX")
+            self._seen.append("UCX")
 
-    def _refuse_to_spawn(self, *arguments: Any) -> int:
-        if self._test:
-            self._fail("starts a process of multiprocessing")
-        return self._spawn(*arguments)
-
-    def _fail(self, what: str) -> None:
-        pytest.fail(f"a unit test {what}: mark it as `@pytest.mark.integration`, or have it do without")
+    def _note_and_spawn(self, path: str, *arguments: Any) -> int:
+        if self._is_held:
+            self._seen.append(f"multiprocessing {path}")
+        return self._spawn(path, *arguments)
 
 
 def _compiles_a_part(arguments: tuple[Any, ...]) -> bool:
