@@ -1,7 +1,8 @@
 """What tells unit tests from integration tests, and holds unit tests to it.
 
-A unit test needs no process but its own, and no UCX. Whatever starts one, or opens UCX, is an integration test: it lies
-in one of `FOLDERS`, uses one of `FIXTURES`, or is marked `integration`, itself, its parameter or its file.
+A unit test needs no process but its own, no UCX, and no model that somebody serves. What starts a process, opens UCX,
+loads the small model or interprets a kernel of GPUs is an integration test: it lies in one of `FOLDERS`, uses one of
+`FIXTURES`, or is marked `integration`, itself, its parameter or its file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pytest
 
 UNITS: Final = "not integration"  # what `-m` says for unit tests alone
 FOLDERS: Final = ("chaos", "console", "embedded", "helm", "platform")  # of tests
-FIXTURES: Final = frozenset(("make_child_end", "make_host_end", "new_authority"))
+FIXTURES: Final = frozenset(("make_child_end", "make_host_end", "new_authority", "small_model", "small_model_path"))
 STARTS: Final = frozenset(
     ("os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "subprocess.Popen")
 )

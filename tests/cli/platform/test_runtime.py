@@ -13,6 +13,8 @@ import pytest
 from diptych.cli.platform.runtime import Runtime, RuntimeFailed
 from diptych.common.trust.tokens import TOKEN_VARIABLE
 
+pytestmark = pytest.mark.integration
+
 
 def test_a_program_starts_the_platform_asks_it_and_leaves_nothing_behind(tiny_folder: Path) -> None:
     before = {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)}

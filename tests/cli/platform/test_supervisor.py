@@ -120,6 +120,7 @@ async def all_beat(heartbeats: list[SharedHeartbeat]) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.integration
 def test_it_starts_shows_and_stops_a_component() -> None:
     async def test() -> None:
         run = Run(BOOTSTRAP, ready_when="bootstrap info    bootstrap at 127.0.0.1:")
@@ -131,6 +132,7 @@ def test_it_starts_shows_and_stops_a_component() -> None:
     asyncio.run(test())
 
 
+@pytest.mark.integration
 def test_the_first_component_is_stopped_when_the_others_have_gone() -> None:
     async def test() -> None:
         run = Run(BOOTSTRAP, dataclasses.replace(BOOTSTRAP, name="other"))
@@ -148,6 +150,7 @@ def test_the_first_component_is_stopped_when_the_others_have_gone() -> None:
     asyncio.run(test())
 
 
+@pytest.mark.integration
 def test_a_component_that_dies_while_serving_is_started_again() -> None:
     async def test() -> None:
         run = Run(BOOTSTRAP, ready_when="bootstrap at 127.0.0.1:")
