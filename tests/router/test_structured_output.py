@@ -126,7 +126,6 @@ def cluster(start_shared_cluster: Any) -> Cluster:
     return start_shared_cluster()
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(("fields", "grammar"), GOOD.values(), ids=GOOD.keys())
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_grammar_reaches_both_legs(cluster: Cluster, path: str, fields: dict[str, Any], grammar: Grammar) -> None:

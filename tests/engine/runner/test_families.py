@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from layer_kinds import FAMILIES, of_each_kind, traits
 from thread_ranks import on_stages
 from torch import Tensor
 
@@ -156,6 +157,18 @@ def without_samples(batch: ForwardBatch) -> ForwardBatch:
     return replace(batch, num_sampled=np.zeros_like(batch.num_sampled))
 
 
+def test_the_families_that_stand_for_all_differ_from_llama_in_every_way_that_any_does(
+    family_configs: dict[str, ModelConfig],
+) -> None:
+    found, shown = (
+        set[str]().union(*(traits(config) for name, config in family_configs.items() if name in names))
+        for names in (family_configs, FAMILIES)
+    )
+    assert found - shown == set()
+    assert {"qk_norm", "Moe", "Moe.scoring", "Mamba2.conv_bias"} <= found
+
+
+@of_each_kind
 def test_a_request_has_the_same_bits_in_any_batch_and_however_its_prompt_is_cut(
     new_driver: NewDriver, family_model: Any
 ) -> None:
@@ -168,6 +181,7 @@ def test_a_request_has_the_same_bits_in_any_batch_and_however_its_prompt_is_cut(
         assert torch.equal(alone[0], together[i])
 
 
+@of_each_kind
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_a_row_of_drafts_has_the_bits_of_single_tokens_beside_any_others(
     new_driver: NewDriver, family_model: Any, backend: str
@@ -203,6 +217,7 @@ def assert_close(ours: Tensor, theirs: list[Tensor]) -> None:
     torch.testing.assert_close(ours, torch.stack(theirs), atol=1e-3, rtol=1e-4)
 
 
+@of_each_kind
 def test_bfloat16_is_near_float32(new_driver: NewDriver, family_model: Any) -> None:
     """Near enough that no norm, bias or scale is missing; experts may be chosen otherwise in a token or two."""
     driver = new_driver(open_model(str(family_model.folder)), "auto", "bfloat16")

@@ -187,7 +187,6 @@ def has_logged(routers: Routers, words: str) -> bool:
     return words in verdict(routers, "ready")
 
 
-@pytest.mark.integration
 def test_processes_share_ports_and_are_members_of_their_own_and_one_that_freezes_comes_back(routers: Routers) -> None:
     first = wait_for(lambda: len(found := routers.addresses()) == 2 and found)
     # One that does not answer within two seconds is left out.
@@ -259,7 +258,6 @@ class Listed:
         return self.records
 
 
-@pytest.mark.integration
 def test_when_a_process_dies_its_clients_hear_it_and_try_again_and_the_others_requests_go_on(
     patient_routers: Routers,
 ) -> None:
@@ -294,7 +292,6 @@ def drain(address: str, deadline_s: float) -> None:
     urllib.request.urlopen(urllib.request.Request(url, b"", headers), timeout=TIMEOUT_S).close()
 
 
-@pytest.mark.integration
 def test_a_drained_process_leaves_the_shared_ports_to_the_others_and_its_state_is_not_the_routers(
     patient_routers: Routers,
 ) -> None:
@@ -314,7 +311,6 @@ def test_a_drained_process_leaves_the_shared_ports_to_the_others_and_its_state_i
     assert patient_routers.process.wait(TIMEOUT_S) == 0
 
 
-@pytest.mark.integration
 def test_a_second_router_at_a_port_of_one_that_still_starts_is_refused(model: Path) -> None:
     """Their processes could all listen there: connections would be split between two routers."""
     port = free_port()
@@ -327,7 +323,6 @@ def test_a_second_router_at_a_port_of_one_that_still_starts_is_refused(model: Pa
     assert (refused.returncode, running.returncode) == (1, -signal.SIGKILL)
 
 
-@pytest.mark.integration
 def test_a_router_claims_its_port_of_grpc_as_well(model: Path) -> None:
     port = free_port()
     with claim_for_processes("127.0.0.1", port, flag="--grpc-port"):
