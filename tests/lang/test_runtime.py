@@ -29,6 +29,7 @@ def program(s: Any) -> None:
     s += lang.select("choice", CHOICES)
 
 
+@pytest.mark.integration
 def test_each_output_goes_on_behind_the_tokens_before_it_whose_kv_is_found_again(runtime: Any) -> None:
     state = program.run(backend=runtime, temperature=0.0)
     first = state.get_meta_info("first")

@@ -25,6 +25,8 @@ from diptych.common.proc import own_memory
 from diptych.common.verdicts.restart_policy import RestartPolicy
 from diptych.common.verdicts.watch import Bounds
 
+pytestmark = pytest.mark.integration
+
 TIMEOUT_S = 200.0  # only for what hangs: machines may be busy
 BOOTSTRAP = Component("bootstrap", ("bootstrap", "--port", "0"))  # runs until it is stopped
 WRONG = Component("wrong", ("bootstrap", "--port", "none"))  # cannot start
@@ -120,7 +122,6 @@ async def all_beat(heartbeats: list[SharedHeartbeat]) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.integration
 def test_it_starts_shows_and_stops_a_component() -> None:
     async def test() -> None:
         run = Run(BOOTSTRAP, ready_when="bootstrap info    bootstrap at 127.0.0.1:")
@@ -132,7 +133,6 @@ def test_it_starts_shows_and_stops_a_component() -> None:
     asyncio.run(test())
 
 
-@pytest.mark.integration
 def test_the_first_component_is_stopped_when_the_others_have_gone() -> None:
     async def test() -> None:
         run = Run(BOOTSTRAP, dataclasses.replace(BOOTSTRAP, name="other"))
@@ -150,7 +150,6 @@ def test_the_first_component_is_stopped_when_the_others_have_gone() -> None:
     asyncio.run(test())
 
 
-@pytest.mark.integration
 def test_a_component_that_dies_while_serving_is_started_again() -> None:
     async def test() -> None:
         run = Run(BOOTSTRAP, ready_when="bootstrap at 127.0.0.1:")
