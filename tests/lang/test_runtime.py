@@ -11,6 +11,8 @@ import pytest
 from diptych import lang
 from diptych.engine import EngineOptions, SamplingParams
 
+pytestmark = pytest.mark.integration
+
 WORDS = " ".join(f"w{number}" for number in range(7, 47))
 CHOICES = ["w3 w4", "w5", "w6 w7 w8"]
 
@@ -29,7 +31,6 @@ def program(s: Any) -> None:
     s += lang.select("choice", CHOICES)
 
 
-@pytest.mark.integration
 def test_each_output_goes_on_behind_the_tokens_before_it_whose_kv_is_found_again(runtime: Any) -> None:
     state = program.run(backend=runtime, temperature=0.0)
     first = state.get_meta_info("first")
