@@ -54,6 +54,10 @@ FAMILIES: Final = (  # one worker makes their models, each once
 )
 
 
+TESTS: Final = Path(__file__).parent
+BEGUN_WITH: Final = ("architectures", "engine", "kernels")  # folders; the last two see to it what Triton is to be
+
+
 class Groups(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """With `-n 3`: what measures time or counts shared memory runs one test at a time, beside all others.
 
@@ -90,6 +94,15 @@ def pytest_runtest_teardown() -> Generator[None, None, None]:
 def one_process() -> OneProcess:
     """Who sees what a unit test starts."""
     return ONE_PROCESS
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each worker collects all tests, but begins with other ones, so that they compile files for each other."""
+    if hasattr(config, "workerinput") and [Path(each).resolve() for each in config.args] == [TESTS]:
+        first = BEGUN_WITH[int(config.workerinput["workerid"].removeprefix("gw")) % len(BEGUN_WITH)]
+        folders = sorted(each.name for each in TESTS.iterdir() if next(each.rglob("test_*.py"), None))
+        at = folders.index(first)
+        config.args = [str(TESTS / each) for each in folders[at:] + folders[:at]]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -88,7 +88,7 @@ OF_ADAPTERS: Final = ("gpt oss", "llama 4", "deepseek v3", "qwen3 next", "kimi l
 IS_DEEP: Final = bool(os.environ.get("DIPTYCH_DEEP_CHECKS"))
 
 
-def of(cases: Mapping[str, Any]) -> Any:
+def of(cases: Mapping[str, Any]) -> pytest.MarkDecorator:
     """Have a test run with these families."""
     return pytest.mark.parametrize(("family_model", "shapes"), cases.items(), indirect=["family_model"], ids=cases)
 

@@ -21,8 +21,8 @@ def posix_spawn() -> None:
     os.waitpid(os.posix_spawn(sys.executable, NOTHING, {}), 0)
 
 
-def by_multiprocessing(method: str) -> None:
-    process = multiprocessing.get_context(method).Process(target=print)
+def spawn() -> None:
+    process = multiprocessing.get_context("spawn").Process(target=print)
     process.start()
     process.join()
 
@@ -34,7 +34,7 @@ def load_ucx() -> None:
 
 STARTS: dict[str, Callable[[], object]] = {
     "subprocess.Popen": lambda: subprocess.run(NOTHING, check=True),
-    "multiprocessing": lambda: by_multiprocessing("spawn"),
+    "multiprocessing": spawn,
     "os.posix_spawn": posix_spawn,
     "os.system": lambda: os.system("true"),
     "UCX": load_ucx,

@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import MISSING, fields
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pytest
 
 from diptych.architectures.config import ModelConfig
 
-Test = TypeVar("Test", bound=Callable[..., Any])
 FAMILIES: Final = (
     *("llama", "gpt oss", "llama 4", "granite", "gemma2", "gemma3 with images", "nemotron", "exaone4"),
     "gemma4, borrowed keys, wide networks, inputs of each layer",
@@ -25,11 +24,12 @@ FAMILIES: Final = (
 )
 
 
-def of_each_kind(test: Test) -> Test:
+def of_each_kind(test: Callable[..., None]) -> Callable[..., None]:
     """Have a test run with a model of each of `FAMILIES`, its `family_model`."""
-    if os.environ.get("DIPTYCH_DEEP_CHECKS"):
-        return test
-    return pytest.mark.parametrize("family_model", FAMILIES, indirect=True)(test)
+    return test if os.environ.get("DIPTYCH_DEEP_CHECKS") else _of_few(test)
+
+
+_of_few = pytest.mark.parametrize("family_model", FAMILIES, indirect=True)
 
 
 def traits(config: ModelConfig) -> set[str]:

@@ -33,12 +33,13 @@ def lies_among_integration_tests(path: Path) -> bool:
 def mark_integration_tests(items: list[pytest.Item]) -> None:
     """Mark those that folders and fixtures make integration tests, and put them behind the unit tests.
 
-    So no unit test finds a process of a fixture that an integration test started.
+    So no unit test finds a process of a fixture that an integration test started. Otherwise folders are in the order of
+    their names.
     """
     for item in items:
         if lies_among_integration_tests(item.path) or FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("integration")
-    items.sort(key=is_integration_test)
+    items.sort(key=lambda item: (is_integration_test(item), *item.path.relative_to(TESTS).parts[:1]))
 
 
 def is_integration_test(item: pytest.Item) -> bool:
@@ -83,10 +84,10 @@ class OneProcess:
         if event == "ctypes.dlopen" and "libucp" in str(arguments[0]):
             self._seen.append("UCX")
 
-    def _note_and_spawn(self, path: str, *arguments: Any) -> int:
+    def _note_and_spawn(self, path: Any, args: Any, passfds: Any) -> int:
         if self._is_held:
             self._seen.append(f"multiprocessing {path}")
-        return self._spawn(path, *arguments)
+        return self._spawn(path, args, passfds)
 
 
 def _compiles_a_part(arguments: tuple[Any, ...]) -> bool:
