@@ -134,14 +134,19 @@ def _beyond_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
     """
     products: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if "tests/kernels/" in item.nodeid and not item.get_closest_marker("gpu") and hasattr(item, "callspec"):
+        is_of_kernels = "tests/kernels/" in item.nodeid or _is_interpreted(item)
+        if is_of_kernels and not item.get_closest_marker("gpu") and hasattr(item, "callspec"):
             products.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept = [[of[at] for at in covering([*map(_values, of)], _num_together(name))] for name, of in products.items()]
+    kept = [[of[at] for at in covering([*map(_values, of)], _num_together(of[0]))] for of in products.values()]
     return {item for of in products.values() for item in of} - {item for of in kept for item in of}
 
 
-def _num_together(name: str) -> int:
-    return 1 if "tests/kernels/gpu/" in name else 2
+def _num_together(item: pytest.Item) -> int:
+    return 1 if "tests/kernels/gpu/" in item.nodeid or _is_interpreted(item) else 2
+
+
+def _is_interpreted(item: Any) -> bool:
+    return "device" in item.fixturenames and hasattr(item, "callspec") and item.callspec.params.get("device") == "cpu"
 
 
 def _values(item: Any) -> dict[str, str]:
