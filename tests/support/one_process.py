@@ -39,7 +39,7 @@ def mark_integration_tests(items: list[pytest.Item]) -> None:
     for item in items:
         if lies_among_integration_tests(item.path) or FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("integration")
-    items.sort(key=lambda item: (is_integration_test(item), *item.path.relative_to(TESTS).parts[:1]))
+    items.sort(key=lambda item: (is_integration_test(item), item.nodeid.split("/")[:2]))
 
 
 def is_integration_test(item: pytest.Item) -> bool:
