@@ -77,6 +77,7 @@ def test_the_shim_builds_and_binds_to_the_loaded_ucx(
     assert list(built.parent.iterdir()) == [built]
 
 
+@pytest.mark.integration
 def test_a_failed_build_shows_the_compilers_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIPTYCH_CACHE_DIR", str(tmp_path))
     source = tmp_path / "broken.c"
