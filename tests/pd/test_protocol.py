@@ -28,8 +28,8 @@ DEEP = bool(os.environ.get("DIPTYCH_DEEP_CHECKS"))  # more than a hundred thousa
 SEEDS = range(2 * len(MOODS))
 MOVES = 5800 if DEEP else 1400
 FEW_SEEDS = SEEDS if DEEP else range(len(MOODS))  # of games for one matter more
-STATE_MOVES = 1000
-HOST_SEEDS, HOST_MOVES = range(len(MOODS)), 1500
+STATE_MOVES = 700
+HOST_SEEDS, HOST_MOVES = range(len(MOODS)), 1000
 WINDOW_MOVES = UNLIKE_MOVES = 600
 PULL_MOVES = 900
 WINDOWS = (WindowPages(1, 5), WindowPages(2, 3), WindowPages(3, 8, is_chunked=True))
