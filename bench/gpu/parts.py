@@ -66,6 +66,7 @@ OF_TWO_GPUS: Final = (  # tests that the parts above skip, which have one each
     "tests/engine/tensor_parallel/test_communicator.py",
     "tests/engine/tensor_parallel/test_peer_sums.py",
     "tests/engine/tensor_parallel/test_shared_experts.py",
+    "tests/engine/tensor_parallel/pipeline/test_stages_on_gpus.py",
     "tests/engine/runner/gpu",
 )
 PARTS: Final = (
@@ -114,6 +115,7 @@ PARTS: Final = (
     _table("transfer", 400, "kv_transfer.py", num_gpus=2),
     _table("collectives", 90, "collectives.py", num_gpus=2),
     _table("shared_experts", 150, "shared_experts.py", num_gpus=2),
+    _table("pipeline", 150, "pipeline.py", num_gpus=2),
     _table("layouts", 300, "kv_layouts.py", num_gpus=2),
     _table("ttft_mover", 120, "kv_ttft.py --path mover", num_gpus=2),
     _table("ttft_put", 120, "kv_ttft.py --path put", num_gpus=2),

@@ -6,7 +6,7 @@
 all-to-alls of as many bytes as a padded round sends. On stderr: what a call queues on the device, and how often it
 waits.
 *engine*: 128 requests of 32 tokens in and 128 out, greedy, at once, on a DeepSeek-V2-Lite-like shape with made-up
-weights: `--dp 2 --dp-attention` with `--peer-exchange` and without, `--tp 2`, `--tp 2 --expert-parallel`, one GPU;
+weights: `--dp 2 --dp-attention`, with `--peer-exchange off` too, `--tp 2`, `--tp 2 --expert-parallel`, one GPU;
 output tokens a second, each in an engine of its own, one after the other, the second of two bursts; a third is
 compared. *same tokens*: the share of requests whose tokens are those of one GPU. *widest margin*: where tokens first
 differ, how much likelier one GPU took its own to be, at most: sums in another order turn what is nearly a tie, and
@@ -101,8 +101,8 @@ TINY: Final = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_siz
     "v_head_dim": 16,
 }
 SIDES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "dp 2, dp-attention": {"dp": 2, "dp_attention": True, "peer_exchange": True},
-    "dp 2, dp-attention, by NCCL": {"dp": 2, "dp_attention": True},
+    "dp 2, dp-attention": {"dp": 2, "dp_attention": True},
+    "dp 2, dp-attention, by NCCL": {"dp": 2, "dp_attention": True, "peer_exchange": "off"},
     "tp 2": {"tp": 2},
     "tp 2, expert-parallel": {"tp": 2, "expert_parallel": True},
     "one GPU": {},

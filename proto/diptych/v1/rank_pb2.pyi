@@ -464,18 +464,20 @@ class ForgetRuns(_message.Message):
     def __init__(self, ids: _Optional[bytes] = ..., last: _Optional[bytes] = ...) -> None: ...
 
 class RankAnswer(_message.Message):
-    __slots__ = ("engine_metadata", "is_loaded", "is_writer_gone", "is_saved", "has_finished")
+    __slots__ = ("engine_metadata", "is_loaded", "is_writer_gone", "is_saved", "has_finished", "has_ended")
     ENGINE_METADATA_FIELD_NUMBER: _ClassVar[int]
     IS_LOADED_FIELD_NUMBER: _ClassVar[int]
     IS_WRITER_GONE_FIELD_NUMBER: _ClassVar[int]
     IS_SAVED_FIELD_NUMBER: _ClassVar[int]
     HAS_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    HAS_ENDED_FIELD_NUMBER: _ClassVar[int]
     engine_metadata: bytes
     is_loaded: bool
     is_writer_gone: bool
     is_saved: bool
     has_finished: bool
-    def __init__(self, engine_metadata: _Optional[bytes] = ..., is_loaded: _Optional[bool] = ..., is_writer_gone: _Optional[bool] = ..., is_saved: _Optional[bool] = ..., has_finished: _Optional[bool] = ...) -> None: ...
+    has_ended: bool
+    def __init__(self, engine_metadata: _Optional[bytes] = ..., is_loaded: _Optional[bool] = ..., is_writer_gone: _Optional[bool] = ..., is_saved: _Optional[bool] = ..., has_finished: _Optional[bool] = ..., has_ended: _Optional[bool] = ...) -> None: ...
 
 class RankEvent(_message.Message):
     __slots__ = ("rank", "link_up", "link_down", "operation_done", "restored", "loaded")

@@ -1,8 +1,12 @@
-"""Ends a process with its parent, at once, or on SIGTERM before it serves; `event_loop` ends one that serves."""
+"""Ends a process with its parent, at once, or on SIGTERM before it serves; `event_loop` ends one that serves.
+
+And says where a process was that crashed, or that does not end.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
 import signal
@@ -67,6 +71,15 @@ def raising_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def tell_stacks() -> None:
+    """Write the stacks of all threads to stderr when this process crashes, and when it gets SIGUSR2.
+
+    That is done in the signal's handler itself, so also where a thread waits for a lock or a GPU for ever.
+    """
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR2)
 
 
 def exit_now(code: int) -> NoReturn:

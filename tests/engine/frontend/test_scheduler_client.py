@@ -3,14 +3,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq.asyncio
 
+from diptych.common.members.heartbeat import new_heartbeat
 from diptych.common.members.roles import Role
 from diptych.engine import EngineOptions
+from diptych.engine.frontend import scheduler_client
 from diptych.engine.frontend.scheduler_client import SchedulerClient, SchedulerDied, start_scheduler
 from diptych.engine.nodes.company import Alone
 from diptych.engine.options.config import SchedulerConfig
@@ -113,3 +116,33 @@ def test_the_last_words_of_a_process_are_heard_though_its_end_is_noticed_first(
             context.destroy(linger=0)
 
     asyncio.run(asyncio.wait_for(test(), TIMEOUT_S))
+
+
+STUCK = "from diptych.common import lifecycle; lifecycle.tell_stacks(); print(flush=True); input()"
+
+
+def test_a_scheduler_that_does_not_stop_says_where_it_is_before_it_is_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(scheduler_client, "_STOP_TIMEOUT_S", 0.0)
+
+    async def test() -> int | None:
+        pipe = asyncio.subprocess.PIPE
+        stuck = await asyncio.create_subprocess_exec(sys.executable, "-c", STUCK, stdin=pipe, stdout=pipe, stderr=pipe)
+        assert stuck.stdout
+        await stuck.stdout.readline()  # it is ready
+
+        class Client(SchedulerClient):
+            async def _all_end(self, timeout_s: float) -> bool:
+                if timeout_s:
+                    assert stuck.stderr
+                    await stuck.stderr.readuntil(b"in <module>")
+                return False
+
+        with new_heartbeat() as (heartbeat, _):
+            client = Client((stuck,), zmq.asyncio.Context.instance().socket(zmq.PAIR), str(tmp_path), heartbeat)
+        client._is_ready = True
+        await client.stop()
+        return stuck.returncode
+
+    assert asyncio.run(asyncio.wait_for(test(), TIMEOUT_S)) == -signal.SIGKILL

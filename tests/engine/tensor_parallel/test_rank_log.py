@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import zmq
 
+from diptych.engine.tensor_parallel import rank_log
 from diptych.engine.tensor_parallel.channels import HostChannels
 from diptych.engine.tensor_parallel.rank_log import (
     RankLog,
@@ -156,3 +157,21 @@ def test_a_rank_is_ready_once_it_is_connected_by_all_its_channels(tmp_path: Path
     assert worker.files_number() == 3
     worker.close()
     log.close()
+
+
+def test_the_log_ends_only_when_a_rank_in_the_midst_of_a_step_has_read_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_log, "END_S", 60.0)
+    channels = HostChannels(f"ipc://{tmp_path}/scheduler")
+    log, worker = RankLog(channels, 2), TpModelWorker(channels, 1)
+    log.append(rank_pb2.RankEntry(finish_saves=True))
+    ending = threading.Thread(target=log.close)
+    ending.start()
+    ending.join(0.2)
+    assert ending.is_alive()
+    runner: Any = None
+    while not worker.apply_due(runner, None, Copier()):  # type: ignore[arg-type]
+        pass
+    ending.join()
+    worker.close()

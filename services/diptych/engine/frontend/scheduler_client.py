@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 SCHEDULER_MODULE: Final = "diptych.unified.scheduler"  # run as a process; nothing of it is imported here
 _STOP_TIMEOUT_S: Final = 5.0
+_STACKS_S: Final = 1.0  # for writing where each thread is
 _LAST_WORDS_S: Final = 0.5  # from the first sign of a group's death until all that explains it is here
 _ON_THE_WAY_MS: Final = 100  # what a process said before its end is read by then
 _FIRST_WORDS_S: Final = 10.0  # likewise, while they start: ranks that refuse the same do so when each has imported all
@@ -157,7 +159,8 @@ class SchedulerClient:
         if self._is_ready and all(process.returncode is None for process in self._processes):
             await self.send(engine_pb2.SchedulerCommands(shutdown=True))
             if not await self._all_end(_STOP_TIMEOUT_S):
-                logger.warning("the scheduler did not stop within %g s: killing it", _STOP_TIMEOUT_S)
+                logger.warning("the scheduler did not stop within %g s: killing it, where it is now:", _STOP_TIMEOUT_S)
+                await self._tell_stacks()
         await self._kill()
         self._socket.close(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -203,6 +206,12 @@ class SchedulerClient:
         except TimeoutError:
             return False
         return True
+
+    async def _tell_stacks(self) -> None:
+        for process in self._processes:
+            if process.returncode is None:
+                process.send_signal(signal.SIGUSR2)
+        await self._all_end(_STACKS_S)
 
     async def _kill(self) -> None:
         for process in self._processes:

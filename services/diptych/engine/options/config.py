@@ -111,9 +111,9 @@ class EngineOptions:
     rebalance_experts: int = option(
         0, help="steps after which --dp-attention deals experts out anew, by their work; 0: never", group="engine"
     )
-    peer_exchange: bool = option(
-        False,
-        help="GPUs of --dp-attention send tokens through each other's memory, and record steps; not yet tried on two",
+    peer_exchange: Switch = option(
+        "on",
+        help="GPUs of --dp-attention that can store to each other's memory exchange tokens so, and record steps",
         group="engine",
     )
     num_threads: int = option(1, help="CPU threads for the model, of each process", group="engine")
@@ -221,8 +221,6 @@ class EngineOptions:
     def _check_dp_attention(self) -> None:
         """Raises `ConfigError` for what schedulers that step at once can't do."""
         if not self.dp_attention:
-            if self.peer_exchange:
-                raise ConfigError("--peer-exchange is for --dp-attention: give that, too")
             if self.redundant_experts or self.rebalance_experts:
                 raise ConfigError("--redundant-experts and --rebalance-experts are for --dp-attention: give that, too")
             return
@@ -310,7 +308,7 @@ class EngineOptions:
         dtype: Dtype = DTYPE_ON[device] if self.dtype == "auto" else self.dtype
         kv_cache_mib = self.kv_cache_mib or KV_CACHE_MIB_ON[device]
         there = replace(self, device=device, dtype=dtype, kv_cache_mib=kv_cache_mib)
-        has_graphs = self.peer_exchange and not self.rebalance_experts  # for which layers are made anew
+        has_graphs = self.peer_exchange == "on" and not self.rebalance_experts  # for which layers are made anew
         if (self.dp_attention and not has_graphs) or self.pp > 1:  # sizes differ each time; stages send in between
             there = replace(there, cuda_graphs="off")
         there._check_draft_model()

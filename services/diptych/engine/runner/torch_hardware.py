@@ -84,7 +84,7 @@ class TorchHardware:
         options = self.options
         counts, redundant = bool(options.rebalance_experts), options.redundant_experts
         dtype = DTYPES[options.dtype]
-        kept = {"counts": counts, "opens_memory": options.peer_exchange}
+        kept = {"counts": counts, "opens_memory": options.peer_exchange == "on"}
         self.experts = ExpertGroup(place, rank, options.tp, self._device, dtype, redundant, **kept)
         if self._communicator is None:
             self._communicator = LoneCommunicator(self.experts)

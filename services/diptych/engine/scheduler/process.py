@@ -90,6 +90,7 @@ def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTr
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they reach the whole process group; our frontend says when to stop
     lifecycle.die_with_parent(signal.SIGKILL, parent_pid=config.parent_pid)
+    lifecycle.tell_stacks()
     setup(config.name, config.log_format, config.log_level)
     transfer_where(config.host)
     code = _run(config, build_core, open_transport)
@@ -117,10 +118,15 @@ def _run(config: SchedulerConfig, build_core: BuildCore, open_transport: OpenTra
         else:
             logger.exception("the %s failed", "rank" if config.rank else "scheduler")
         if channel is not None:
-            fatal = f"{type(error).__name__}: {error}"
-            channel.send(engine_pb2.SchedulerEvents(fatal=fatal).SerializeToString())
+            _tell_fatal(channel, error)
         return 1
     return 0
+
+
+def _tell_fatal(channel: zmq.Socket[bytes], error: Exception) -> None:
+    """Tell the frontend, which ends what is left of the group; it hears the first that it is told."""
+    fatal = f"{type(error).__name__}: {error}"
+    channel.send(engine_pb2.SchedulerEvents(fatal=fatal).SerializeToString())
 
 
 def _taking(config: SchedulerConfig, channel: zmq.Socket[bytes]) -> Taking | None:
@@ -205,6 +211,7 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
         loop.run()
     except Exception as error:
         dump.write(error)
+        _tell_fatal(channel, error)  # before parts are closed, which wait for other ranks
         raise
     finally:
         for part in (*([door] if door else ()), stepping, admin, grammars, base):

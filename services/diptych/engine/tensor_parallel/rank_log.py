@@ -5,7 +5,6 @@ No call waits for a rank that died: whoever started the ranks ends all of them t
 
 from __future__ import annotations
 
-import contextlib
 import struct
 import threading
 import time
@@ -37,6 +36,7 @@ from diptych.kvtransfer.transport import PageIndices, PageWrite
 from diptych.v1 import rank_pb2
 
 _ID: Final = struct.Struct(f"<HQQ{PROOF_NBYTES}s")
+END_S: Final = 3.0  # that a rank gets to end its step, before whoever started it ends it
 EVENTS: Final = "events"  # channels of all ranks
 RESTORES: Final = "restores"
 TASKS: Final = "tasks"
@@ -171,14 +171,33 @@ class RankLog:
         return sorted(ends, key=lambda end: end.rank)
 
     def close(self) -> None:
-        """End the log, for the ranks that are still there."""
+        """End the log, for the ranks that are still there.
+
+        A rank in the midst of a step has not read the end yet, and drops it when its channel breaks: so it answers.
+        """
+        deadline_s = time.monotonic() + END_S
         with self._lock:
-            for channel in self._channels:
-                with contextlib.suppress(zmq.Again):
-                    channel.send(rank_pb2.RankEntry(shutdown=True).SerializeToString(), zmq.NOBLOCK)
-                channel.close(linger=1000)
-        for socket in (*self._answers, self._events, self._restores, self._task_ends):
+            told = [answers for end, answers in zip(self._channels, self._answers, strict=True) if _tell_end(end)]
+            for answers in told:
+                _wait_for_end(answers, deadline_s)
+        for socket in (*self._channels, *self._answers, self._events, self._restores, self._task_ends):
             socket.close(linger=0)
+
+
+def _tell_end(channel: zmq.Socket[bytes]) -> bool:
+    """Return whether a rank is there to hear it."""
+    try:
+        channel.send(rank_pb2.RankEntry(shutdown=True).SerializeToString(), zmq.NOBLOCK)
+    except zmq.Again:
+        return False
+    return True
+
+
+def _wait_for_end(answers: zmq.Socket[bytes], deadline_s: float) -> None:
+    """Skip what a rank has answered before."""
+    while answers.poll(int(max(0.0, deadline_s - time.monotonic()) * 1000)):
+        if rank_pb2.RankAnswer.FromString(answers.recv()).has_ended:
+            return
 
 
 def _received(socket: zmq.Socket[bytes]) -> list[rank_pb2.RankEvent]:

@@ -33,6 +33,7 @@ from diptych.v1 import rank_pb2
 
 logger = logging.getLogger(__name__)
 
+LAST_ANSWER_MS: Final = 1000  # that it may take to leave
 OF_MODEL: Final = (
     *("prepare", "forget", "place_adapter", "remove_adapter"),
     *("switch_weights", "switch_back", "drop_weights", "release_weights", "round"),
@@ -164,6 +165,7 @@ class TpModelWorker:
         """
         for entry in self._due():
             if entry.HasField("shutdown"):
+                self.answer(rank_pb2.RankAnswer(has_ended=True))
                 self._channels.end()
                 return True
             if not any(each.apply(entry) for each in lasting):
@@ -189,7 +191,8 @@ class TpModelWorker:
             self._restores.send(rank_pb2.RankEvent(rank=self._rank, loaded=end).SerializeToString())
 
     def close(self) -> None:
-        for socket in (self._log, self._answers, self._events, self._restores):
+        self._answers.close(linger=LAST_ANSWER_MS)
+        for socket in (self._log, self._events, self._restores):
             socket.close(linger=0)
 
     def _wait_until_connected(self) -> None:

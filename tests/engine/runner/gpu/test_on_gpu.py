@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import two_gpus
+from safetensors.numpy import load_file
 
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.arrays import I64
@@ -64,6 +65,19 @@ def plain(folder: Path) -> Tokens:
 )
 def test_graphs_and_overlap_change_no_token(folder: Path, plain: Tokens, changes: dict[str, Any]) -> None:
     assert tokens(folder, replace(OPTIONS, **changes)) == plain
+
+
+@pytest.mark.parametrize("cuda_graphs", ["off", "on"])
+def test_rows_of_the_embedding_table_in_place_of_tokens_give_the_same_tokens(
+    folder: Path, plain: Tokens, cuda_graphs: Any
+) -> None:
+    """The second time from the prefix cache, beside prompts of tokens."""
+    table = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    mixed: list[Any] = [prompt if number % 3 else table[prompt] for number, prompt in enumerate(PROMPTS)]
+    with Engine(str(folder), replace(OPTIONS, cuda_graphs=cuda_graphs)) as engine:
+        answers = [engine.generate_batch(mixed, GREEDY) for _ in range(2)]
+    assert [[each.token_ids for each in some] for some in answers] == [plain[: len(PROMPTS)]] * 2
+    assert answers[1][-3].cached_tokens >= len(PROMPTS[-3]) - 16
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
