@@ -121,6 +121,7 @@ def test_the_last_words_of_a_process_are_heard_though_its_end_is_noticed_first(
 STUCK = "from diptych.common import lifecycle; lifecycle.tell_stacks(); print(flush=True); input()"
 
 
+@pytest.mark.integration
 def test_a_scheduler_that_does_not_stop_says_where_it_is_before_it_is_killed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
