@@ -8,7 +8,9 @@ context, it is first measured how much of it is alive in the mean; the pools the
 `--slower`: prompts take so many times as long as those of Llama-3-8B on an H200, as those of larger models do. A job
 ends with the last of its calls. `told`: the gap behind each call is known, as the tool's name says it, to a factor of
 1.4; the rule is the same, so this is what better guesses could bring. `pulled`: workers pull from each other, history
-before a session returns. Nothing in it depends on the machine.
+before a session returns. `line`: clients open a session before its first call, say how much context it will come to
+(`longest`: as much as any), and wait in the router's line; a job's time includes that, and so do TTFTs. Nothing in it
+depends on the machine.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from diptych.engine.values.step_model import H200_LLAMA_8B
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.simulator.outcome import Outcome
 from diptych.simulator.run import simulate
-from diptych.simulator.setup import TRANSFER, Setup, WorkerSetup
+from diptych.simulator.setup import TRANSFER, Expectation, Setup, WorkerSetup
 from diptych.simulator.traces.call import Call
 from diptych.simulator.traces.closed_loop import closed_loop
 from diptych.simulator.traces.generators.named import generate
@@ -67,7 +69,10 @@ def main() -> None:
     share, known = max(args.share, default=0.0), told(calls)
     print(row(f"1/{args.pressure:g}", f"{share:g}, told", known, run(known, num_pages, share, args.slower), least))
     pulled = run(calls, num_pages, share, args.slower, replace(TRANSFER, pulls=True))
-    print(row(f"1/{args.pressure:g}", f"{share:g}, pulled", calls, pulled, least))
+    print(row(f"1/{args.pressure:g}", f"{share:g}, pulled", calls, pulled, least), flush=True)
+    for words, expectation in (("line", Expectation.EXACT), ("line, longest", Expectation.LONGEST)):
+        lined = run(calls, num_pages, share, args.slower, sessions=expectation)
+        print(row(f"1/{args.pressure:g}", f"{share:g}, {words}", calls, lined, least), flush=True)
 
 
 def told(calls: Sequence[Call]) -> list[Call]:
@@ -82,7 +87,12 @@ def told(calls: Sequence[Call]) -> list[Call]:
 
 
 def run(
-    calls: Sequence[Call], num_pages: int, pin_share: float, slower: float, transfer: TransferRules = TRANSFER
+    calls: Sequence[Call],
+    num_pages: int,
+    pin_share: float,
+    slower: float,
+    transfer: TransferRules = TRANSFER,
+    sessions: Expectation = Expectation.NONE,
 ) -> Outcome:
     model = replace(
         H200_LLAMA_8B,
@@ -92,7 +102,7 @@ def run(
     worker = WorkerSetup(num_pages=num_pages, page_size=PAGE, pin_share=pin_share, step_model=model)
     longest = max(call.prompt_len + call.output_len for call in calls)
     workers = tuple(replace(worker, role=role) for role in (Role.PREFILL, Role.DECODE))
-    return simulate(Setup(workers, context_len=longest, transfer=transfer), calls)
+    return simulate(Setup(workers, context_len=longest, transfer=transfer, sessions=sessions), calls)
 
 
 def jobs_of(calls: Sequence[Call], outcome: Outcome) -> Jobs:

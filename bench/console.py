@@ -1,11 +1,16 @@
 """What the console costs, and how soon it shows things: bytes and first paint, event to pixel, the router's CPU time.
 
 A real router before simulated workers (`router_rig`), which tell of themselves as real ones do, and Debian's Chromium.
-The router is measured with and without viewers in turns, at fixed rates of requests: CPU time is that of its threads
-alone. How long the console keeps its event loop at a time is measured on a loop that times each piece of work. A
-waterfall is compared with what the client measured of its own request.
+The router is measured with and without viewers in turns, while requests come at a fixed rate over connections that
+stay, so that each of its processes has the same share of them all the time: CPU time is that of its threads alone. How
+long the console keeps its event loop at a time is measured on a loop that times each piece of work. A waterfall is
+compared with what the client measured of its own request.
 
     python bench/console.py [--quick] [--json] [--workers 64] [--viewers 5] [--rates 100,200] [--only pieces]
+
+Where there are cores for it, so that each process and thread is told of by itself:
+
+    python bench/console.py --only router --rates 500 --processes 8 --worker-processes 8 --model sim --rounds 8
 """
 
 from __future__ import annotations
@@ -18,28 +23,35 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import median, stdev
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import report
-from playwright.sync_api import Page, Request, sync_playwright
 from router_rig.load import NUMBER
 from router_rig.platform import BENCH as FOLDER
 from router_rig.platform import Cast, Platform, percentile, platform
+from router_rig.steady import Answers, Steady
+from router_rig.threads import Reading, read
 from router_rig.timed_router import OTHERS
 from router_rig.viewers import Viewers
 
 from diptych.router.console.hub import LINGER_S
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, Request  # only the page needs it
+
 BENCH: Final = "console"
 CHROMIUM: Final = "/usr/bin/chromium"
 NUM_TOKENS: Final = 16
+SETTLE_S: Final = 1.5  # until streams have begun, or ended
+MOST_FAILURES: Final = 0.001  # of all requests
 BODY: Final[Mapping[str, Any]] = {
     "messages": [{"role": "user", "content": f"{NUMBER}: who looks at this?"}],
     "max_tokens": NUM_TOKENS,
@@ -56,13 +68,15 @@ SEE: Final = """id => new Promise(resolve => {
 })"""
 
 
-class Cost:
-    """What a rate of requests took of a router."""
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A span of time, in which the same went on."""
 
-    def __init__(self, cpu_s: float, seconds: float, ttft_s: Sequence[float]) -> None:
-        self.cpu_share = cpu_s / seconds  # of a core
-        self.request_s = cpu_s / max(1, len(ttft_s))  # of processor time; the warm-up is part of it
-        self.ttft_s = ttft_s
+    begun_s: float  # on the monotonic clock
+    spent: Reading
+
+    def has(self, at_s: float) -> bool:
+        return self.begun_s <= at_s < self.begun_s + self.spent.at_s
 
 
 @contextmanager
@@ -86,48 +100,98 @@ def looking(running: Platform, num_viewers: int, seconds: float) -> Iterator[Non
         process.wait()
 
 
-def cost(running: Platform, num_viewers: int, rate: float, seconds: float, number: int) -> Cost:
-    if not num_viewers:
-        time.sleep(LINGER_S)  # what is gathered for viewers goes on for so long after them
-    with looking(running, num_viewers, seconds + 60):
-        began_s, before_s = time.monotonic(), _cpu_s(running)
-        fates = running.arrivals(BODY, rate, seconds, first_number=number)
-        took_s = time.monotonic() - began_s
-        if fates.failures or fates.refused_s:
-            raise SystemExit(f"{len(fates.refused_s)} were refused, {fates.failures[:3]} failed")
-        return Cost(_cpu_s(running) - before_s, took_s, fates.ttft_s)
+@contextmanager
+def asking(running: Platform, rate: float) -> Iterator[Callable[[], Answers]]:
+    """Have requests come at a rate while the block runs; call what it gets at the end of it for what came of them."""
+    words = json.dumps(asdict(Steady(running.port, json.dumps(BODY), rate)))
+    command = [sys.executable, "-m", "router_rig.steady", words]
+    with subprocess.Popen(command, cwd=FOLDER, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        told, stop = process.stdout, process.stdin.close
+        if told.readline().strip() != b"ready":
+            raise SystemExit("the client did not begin")
 
+        def answers() -> Answers:
+            stop()
+            return Answers(**json.loads(told.readline()))
 
-def _cpu_s(running: Platform) -> float:
-    """Return the time that the kernel gave the threads of the router."""
-    files = (file for pid in running.pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat"))
-    return sum(int(file.read_text().split()[0]) for file in files) / 1e9
+        yield answers
 
 
 def measure_router(running: Platform, options: Any, rate: float, out: report.Report) -> None:
-    """In turns, nobody and the viewers: the medians of their differences, and the first tokens of all rounds."""
+    """In turns nobody and the viewers, while requests go on over the same connections: what is added, and to whom."""
     rounds, seconds = (2, 3.0) if options.quick else (options.rounds, options.seconds)
-    costs: dict[int, list[Cost]] = {0: [], options.viewers: []}
-    for index in range(rounds):
-        for num_viewers in sorted(costs, reverse=bool(index % 2)):
-            number = int(NUMBER) + 1_000_000 * (2 * index + bool(num_viewers)) + 100_000 * round(rate)
-            costs[num_viewers].append(cost(running, num_viewers, rate, seconds, number))
-    alone, seen = costs.values()
-    out.row(BENCH, f"router's CPU, nobody looks, {rate:g} requests/s", 100 * _median(alone, "cpu_share"), "% of a core")
-    out.row(BENCH, "  a request", 1e3 * _median(alone, "request_s"), "ms")
-    words = f"{options.viewers} viewers, {options.workers} workers"
-    added = [after.cpu_share - before.cpu_share for before, after in zip(alone, seen, strict=True)]
-    out.row(BENCH, f"  added, {words}", 100 * median(added), "% of a core", 1.0, "wanted")
+    alone, seen = list[Turn](), list[Turn]()
+    with asking(running, rate) as answers:
+        time.sleep(SETTLE_S)
+        alone.append(turn(running, seconds))
+        for _ in range(rounds):
+            with looking(running, options.viewers, seconds + 60):
+                time.sleep(SETTLE_S)
+                seen.append(turn(running, seconds))
+            time.sleep(LINGER_S + SETTLE_S)  # what is gathered for viewers goes on for so long after them
+            alone.append(turn(running, seconds))
+        asked = answers()
+    if len(asked.failures) > MOST_FAILURES * len(asked.ttft_s):
+        raise SystemExit(f"{len(asked.failures)} failed: {asked.failures[:3]}")
+    words = f"{rate:g} requests/s, {options.viewers} viewers, {options.workers} workers"
+    out.row(BENCH, f"router's CPU, nobody has looked, {words}", 100 * alone[0].spent.share, "% of a core")
+    out.row(BENCH, "  nobody looks", 100 * median(each.spent.share for each in alone[1:]), "% of a core")
+    tell_added(alone, seen, out)
+    tell_first_tokens(alone, seen, asked, out)
+
+
+def turn(running: Platform, seconds: float) -> Turn:
+    before = read(running.pids)
+    time.sleep(seconds)
+    return Turn(before.at_s, read(running.pids).since(before))
+
+
+def tell_added(alone: Sequence[Turn], seen: Sequence[Turn], out: report.Report) -> None:
+    """Tell what the viewers add to all, to each process, and to the threads of each name."""
+
+    def tell(what: str, of: Callable[[Reading], float], unit: str = "% of a core", scale: float = 100.0) -> None:
+        added = _added(*([scale * of(each.spent) / each.spent.at_s for each in turns] for turns in (alone, seen)))
+        out.row(BENCH, f"{what}; {_spread(added)}", median(added), unit)
+
+    threads = {thread for each in seen for thread in each.spent.cpu_s}
+    tell("  added", _cpu_s)
+    tell("  added in the kernel, to a hundredth of a second", lambda spent: sum(spent.kernel_s.values()))
+    tell("  added times that a thread waits", lambda spent: sum(spent.waits.values()), "a second", 1.0)
+    for process in sorted({thread.process for thread in threads}):
+        tell(f"  added to process {process} (0: the parent)", partial(_cpu_s, process=process))
+    for name in sorted({thread.name for thread in threads}):
+        tell(f"  added to threads {name}", partial(_cpu_s, name=name))
+
+
+def tell_first_tokens(alone: Sequence[Turn], seen: Sequence[Turn], asked: Answers, out: report.Report) -> None:
+    """Quantiles of each turn, so that one bad moment of the machine is in one of them."""
+    pairs = sorted(zip(asked.due_s, asked.ttft_s, strict=True))
     for share in (0.5, 0.9, 0.99):
-        before_s, after_s = (
-            percentile([ttft_s for each in those for ttft_s in each.ttft_s], share) for those in (alone, seen)
+        quiet, looked_at = (
+            [1e3 * percentile([ttft_s for due_s, ttft_s in pairs if each.has(due_s)], share) for each in turns]
+            for turns in (alone, seen)
         )
-        out.row(BENCH, f"  first token p{100 * share:.0f}, nobody looks", 1e3 * before_s, "ms")
-        out.row(BENCH, f"  added, {words}", 1e3 * (after_s - before_s), "ms", 1.0, "wanted")
+        out.row(BENCH, f"  first token p{100 * share:.0f}, nobody looks, median of turns", median(quiet), "ms")
+        added = _added(quiet, looked_at)
+        out.row(BENCH, f"  added; {_spread(added)}", median(added), "ms", 1.0, "wanted")
 
 
-def _median(costs: Sequence[Cost], name: str) -> float:
-    return float(median(getattr(each, name) for each in costs))
+def _cpu_s(spent: Reading, process: int | None = None, name: str = "") -> float:
+    """Return that of the threads of a process, or of a name; without both, of all."""
+    mine = (thread for thread in spent.cpu_s if process in (None, thread.process) and name in ("", thread.name))
+    return sum(spent.cpu_s[thread] for thread in mine)
+
+
+def _added(alone: Sequence[float], seen: Sequence[float]) -> Sequence[float]:
+    """Return how much more each turn with viewers has than the two beside it, without them."""
+    return [each - (old + new) / 2 for old, each, new in zip(alone[:-1], seen, alone[1:], strict=True)]
+
+
+def _spread(values: Sequence[float]) -> str:
+    error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return f"{min(values):.2f} to {max(values):.2f}, standard error {error:.2f}"
 
 
 def measure_pieces(options: Any, rate: float, out: report.Report) -> None:
@@ -135,7 +199,7 @@ def measure_pieces(options: Any, rate: float, out: report.Report) -> None:
     seconds = 5.0 if options.quick else 20.0
     with TemporaryDirectory() as folder:
         file = Path(folder, "pieces.json")
-        with platform(_cast(options, router=("router_rig.timed_router", str(file)))) as running:
+        with platform(_cast(options, 1, router=("router_rig.timed_router", str(file)))) as running:
             taken(running, file)
             running.arrivals(BODY, rate, seconds)
             tell_pieces(taken(running, file), f"{rate:g} requests/s, nobody has looked", out)
@@ -241,13 +305,16 @@ def main() -> None:
     parser.add_argument("--rates", type=_rates, default=(200.0,), help="requests/s, with commas between")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10.0, help="of a round")
+    parser.add_argument("--processes", type=int, default=1, help="of the router, where all of them are measured")
+    parser.add_argument("--worker-processes", type=int, default=1, help="that the simulated workers are spread over")
+    parser.add_argument("--model", default="smollm2", help="`sim` needs no file")
     parser.add_argument("--only", choices=("pieces", "router", "page"), help="a part")
     options = parser.parse_args()
     with report.Report(as_json=options.json) as out:
         for rate in options.rates if options.only in (None, "pieces") else ():
             measure_pieces(options, rate, out)
         if options.only != "pieces":
-            with platform(_cast(options)) as running:
+            with platform(_cast(options, options.processes)) as running:
                 _measure_running(running, options, out)
 
 
@@ -257,6 +324,8 @@ def _measure_running(running: Platform, options: Any, out: report.Report) -> Non
     if options.only == "router":
         return
     measure_waterfall(running, 20, out)
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         measure_page(running, browser.new_context(bypass_csp=True).new_page(), out)
@@ -264,8 +333,15 @@ def _measure_running(running: Platform, options: Any, out: report.Report) -> Non
         browser.close()
 
 
-def _cast(options: Any, **fields: Any) -> Cast:
-    return Cast(num_pairs=options.workers // 2, pairs_a_process=options.workers // 2, **fields)
+def _cast(options: Any, processes: int, **fields: Any) -> Cast:
+    pairs = options.workers // 2
+    return Cast(
+        num_pairs=pairs,
+        pairs_a_process=-(-pairs // options.worker_processes),
+        model=options.model,
+        router_options={"workers": processes} if processes > 1 else {},
+        **fields,
+    )
 
 
 def _rates(text: str) -> Sequence[float]:

@@ -721,6 +721,30 @@ CASES: Final = {
 }
 
 
+ATTENDS, MIXES, SLIDES = "full_attention", "linear_attention", "sliding_attention"
+KINDS: Final = [MIXES, ATTENDS, MIXES, MIXES, ATTENDS, ATTENDS, MIXES]
+SEVEN: Final = {"num_hidden_layers": len(KINDS), "layer_types": KINDS}
+LONGER: Final = {  # with layers of each kind for three stages, of which each has another number
+    "qwen3.5 moe, seven layers": Case("Qwen3_5Moe", DELTA_NET | GATED_MOE | SEVEN),
+    "kimi linear, seven layers": Case("KimiLinear", KIMI | SEVEN),
+    "nemotron h, ten layers": Case(
+        "NemotronH",
+        NEMOTRON | {"layers_block_type": [MIXES, ATTENDS, "moe", MIXES, "mlp", ATTENDS, MIXES, MIXES, ATTENDS, "moe"]},
+    ),
+    "gpt oss, six layers": Case("GptOss", GPT_OSS | {"num_hidden_layers": 6}),
+    "olmo3, eight layers": Case(
+        "Olmo3",
+        {"num_hidden_layers": 8, "sliding_window": 16, "layer_types": [*[SLIDES] * 3, ATTENDS, *[SLIDES] * 3, ATTENDS]},
+    ),
+    "llama 4, eight layers": Case("Llama4", LLAMA4 | {"num_hidden_layers": 8}),
+    "lfm2, seven layers": Case(
+        "Lfm2",
+        {"layer_types": [each if each == ATTENDS else "conv" for each in KINDS], "num_hidden_layers": len(KINDS)}
+        | {"tie_word_embeddings": True, "block_auto_adjust_ff_dim": False},
+    ),
+}
+
+
 @pytest.fixture(scope="session")
 def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A tiny Qwen2.5-VL as a folder, with tokenizer and template, and as transformers computes it."""
@@ -758,7 +782,7 @@ class TinyModel:
 @pytest.fixture(scope="session", params=CASES)
 def family_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """One of each family and of each of its variants, in several shards."""
-    case = CASES[request.param]
+    case = (CASES | LONGER)[request.param]
     if not _is_known(case):
         pytest.skip("this transformers knows the family not, or not yet with these settings")
     return _tiny_model(case, tmp_path_factory.mktemp("tiny"))

@@ -11,7 +11,6 @@ What FlashInfer compiles at first use is compiled before, side by side.
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -19,7 +18,7 @@ from typing import Final
 
 import flashinfer_peer
 import torch
-from device_clock import seconds_each
+from device_clock import seconds_each, speeds
 from kv_states import HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, SCALE, States, make_states, random_queries
 from llama_8b import CONTEXT_LEN
 from prompt_runs import Run, flash_attention_3_runs, flops, hopper_runs, pointer_runs, sdpa_runs, split_runs
@@ -93,17 +92,6 @@ def measure_extend(
     peers = speeds(work / 1e12, others)
     limit = limits.bf16_flops_s
     report.row("gpu/attention", case, value / 1e12, "TFLOP/s", limit / 1e12, "bf16 product", value / limit, peers)
-
-
-def speeds(work: float, peers: dict[str, Callable[[], Sequence[Run]]]) -> dict[str, float]:
-    """Return `work` by the second of those that can run here; say why of the others."""
-    found = {}
-    for name, runs in peers.items():
-        try:
-            found[name] = work / seconds_each(runs())
-        except Exception as error:  # another project's, of any kind
-            print(f"no {name}: {type(error).__name__}: {error}", file=sys.stderr)
-    return found
 
 
 def compile_peer(what: tuple[str, torch.dtype]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -29,6 +30,17 @@ def seconds_each(runs: Sequence[Callable[[], object]], rounds: int = ROUNDS, war
             run()
     _warm_up(graph.replay, warm_s)
     return _median_s(graph.replay, rounds) / len(runs)
+
+
+def speeds(work: float, peers: Mapping[str, Callable[[], Sequence[Callable[[], object]]]]) -> dict[str, float]:
+    """Return `work` by the second of those that can run here; say why of the others."""
+    found = {}
+    for name, runs in peers.items():
+        try:
+            found[name] = work / seconds_each(runs())
+        except Exception as error:  # another project's, of any kind
+            print(f"no {name}: {type(error).__name__}: {error}", file=sys.stderr)
+    return found
 
 
 def seconds_eager(run: Callable[[], object], rounds: int = ROUNDS) -> float:

@@ -5,7 +5,7 @@ Its workspace is planned once for all layers, as a serving engine does once a st
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -49,6 +49,46 @@ def extend_runs(states: States, q: torch.Tensor, new: int) -> list[Callable[[], 
         sm_scale=SCALE,
     )
     return _runs(wrapper, states, q)
+
+
+def latent_decode_runs(
+    q: torch.Tensor,
+    layers: Sequence[torch.Tensor],
+    page_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    rank: int,
+    scale: float,
+) -> list[Callable[[], object]]:
+    """Over latents of `rank` and what rotates behind them; `layers` as `latent_decode` reads them, of 16 bits.
+
+    Requests have as many pages as the table is wide.
+    """
+    import flashinfer
+
+    wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(_workspace())
+    batch_size, pages_each = page_table.shape
+    starts = torch.arange(batch_size + 1, dtype=torch.int32, device="cuda")
+    wrapper.plan(
+        starts,
+        starts * pages_each,
+        page_table.flatten(),
+        seq_lens,
+        q.shape[1],
+        rank,
+        q.shape[2] - rank,
+        layers[0].shape[2],
+        False,  # one query each: there is nothing behind it
+        scale,
+        q.dtype,
+        layers[0].dtype,
+    )
+    out = torch.empty_like(q[..., :rank], memory_format=torch.contiguous_format)
+
+    def run(layer: torch.Tensor) -> Callable[[], object]:
+        pages = layer[:, 0, :, 0]
+        return lambda: wrapper.run(q[..., :rank], q[..., rank:], pages[..., :rank], pages[..., rank:], out=out)
+
+    return [run(layer) for layer in layers]
 
 
 def _workspace() -> torch.Tensor:

@@ -3,7 +3,8 @@
 Layers of one pool take turns, so that each reads its latents from memory, as in a model. Decode: the limit is one read
 of the latents at the speed of a copy, or the two products at the speed of large ones, whichever takes longer. Extend:
 the two products; half of the square of new tokens counts. Decompressed: the same new tokens with keys and values that
-are made of latents in the same time; the limit is both products that are left and the two that make them.
+are made of latents in the same time; the limit is both products that are left and the two that make them. Decode steps
+in 16 bits stand beside FlashInfer's where it can be imported; else it is said why it does not.
 
     python bench/gpu/latent_attention.py [--quick] [--json]
 """
@@ -11,11 +12,13 @@ are made of latents in the same time; the limit is both products that are left a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
+import flashinfer_peer
 import numpy as np
 import torch
-from device_clock import seconds_each
+from device_clock import seconds_each, speeds
 from numpy.typing import NDArray
 from report import Report, arguments
 from roofline import Roofline, roofline
@@ -34,6 +37,7 @@ from diptych.kernels.gpu.attention.latent_attention import (
     latent_extend,
     latent_splits,
 )
+from diptych.kernels.gpu.hopper import shared_nbytes, starts_early
 
 RANK: Final = 512
 ROPE_DIM: Final = 64
@@ -73,13 +77,20 @@ class Pool:
         order = torch.randperm(num_pages, device="cuda", dtype=torch.int32)
         self.page_table = order.view(batch_size, -1)
         self.seq_lens = torch.full((batch_size,), seq_len, dtype=torch.int32, device="cuda")
-        self.shape = LatentShape(num_heads, RANK, ROPE_DIM, PAGE_SIZE, torch.bfloat16, self.kv.dtype)
+        self.shape = LatentShape(
+            num_heads, RANK, ROPE_DIM, PAGE_SIZE, torch.bfloat16, self.kv.dtype, *on_device(self.kv.device)
+        )
         self.layer_nbytes = batch_size * seq_len * (RANK + ROPE_DIM) * self.kv.itemsize
 
     def queries(self, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Return random queries, and a place for results."""
         q = torch.randn(num_tokens, self.shape.num_heads, RANK + ROPE_DIM, device="cuda", dtype=torch.bfloat16)
         return q, torch.empty(num_tokens, self.shape.num_heads, RANK, device="cuda", dtype=torch.bfloat16)
+
+
+def on_device(device: torch.device) -> tuple[int, bool]:
+    """Return what a `LatentShape` wants to know of it."""
+    return shared_nbytes(device), starts_early(device)
 
 
 class Heads:
@@ -108,6 +119,16 @@ def decode_runs(pool: Pool) -> Sequence[Run]:
         return lambda: latent_decode(q, layer, *tables, out, workspace, pool.shape, scale=SCALE, num_splits=shares)
 
     return [run(layer) for layer in pool.kv.unbind(1)]
+
+
+def peers_of(pool: Pool) -> dict[str, float]:
+    """Return the same step by others, in GB/s."""
+    if pool.kv.dtype != torch.bfloat16:
+        return {}
+    q, _ = pool.queries(len(pool.seq_lens))
+    tables = pool.page_table, pool.seq_lens, RANK, SCALE
+    flashinfer = partial(flashinfer_peer.latent_decode_runs, q, pool.kv.unbind(1), *tables)
+    return speeds(pool.layer_nbytes / 1e9, {"flashinfer": flashinfer})
 
 
 def extend_runs(pool: Pool, new: int) -> Sequence[Run]:
@@ -157,12 +178,12 @@ def num_flops(num_heads: int, num_pairs: float) -> float:
 
 def measure_decode(report: Report, limits: Roofline, kind: str, num_heads: int, batch_size: int, seq_len: int) -> None:
     pool = Pool(kind, num_heads, batch_size, seq_len)
-    value = pool.layer_nbytes / seconds_each(decode_runs(pool))
+    value, peers = pool.layer_nbytes / seconds_each(decode_runs(pool)), peers_of(pool)
     products_s = num_flops(num_heads, batch_size * seq_len) / limits.bf16_flops_s
     limit = min(limits.copy_bytes_s, pool.layer_nbytes / products_s)
     what = "copy" if limit == limits.copy_bytes_s else "bf16 product"
     case = f"decode {kind}, {num_heads} heads, B {batch_size}, L {seq_len}"
-    report.row("gpu/latent_attention", case, value / 1e9, "GB/s", limit / 1e9, what, value / limit, {})
+    report.row("gpu/latent_attention", case, value / 1e9, "GB/s", limit / 1e9, what, value / limit, peers)
 
 
 def measure_extend(

@@ -1,16 +1,18 @@
-"""Prompts of Kimi's delta rule and of state spaces against products and bytes, and beside torch.
+"""Kimi's delta rule and state spaces: prompts against products and bytes, beside torch, and decode steps against bytes.
 
 Layers take turns, each with states of its own. A rule gets what is behind a layer's convolution, in float32, and gives
 what is before its norm: these bytes, and the products of chunks, at the speed of large ones in bf16, are the limits.
-The convolution is measured by itself, against its bytes.
+The convolution is measured by itself, against its bytes. Single tokens of many requests, a decode step: the states are
+read and written once, and what a rule gets and gives is moved, at the speed of a copy.
 
-    python bench/gpu/recurrent_prompts.py [--quick] [--json]
+    python bench/gpu/recurrent_prompts.py [--quick] [--single] [--json]
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -23,9 +25,13 @@ from torch import Tensor
 from diptych.engine.models.layers.recurrent import kimi_delta_rule, mamba2_scan, short_conv
 from diptych.kernels.gpu.recurrent import kimi_delta_chunks, mamba2_chunks
 from diptych.kernels.gpu.recurrent.chunk_scan import CHUNK, Prompts
+from diptych.kernels.gpu.recurrent.kimi_delta_step import kimi_delta_step
+from diptych.kernels.gpu.recurrent.mamba2_step import mamba2_step
 from diptych.kernels.gpu.recurrent.short_conv_prompts import short_conv_prompts
+from diptych.kernels.slot_rows import SlotRows
 
 NUM_LAYERS: Final = 4
+SINGLE: Final = (64, 1, 8, 256)  # requests
 PROMPTS: Final = ((1, 8192), (8, 1024), (64, 64))  # requests, tokens each
 TORCH: Final = 1  # of `PROMPTS` so many are computed by torch, too
 CONV_WIDTH: Final = 4
@@ -44,6 +50,7 @@ class Rule(ABC):
         self.num_tokens = batch_size * length
         slots, starts = torch.randperm(batch_size), np.arange(batch_size + 1, dtype=np.int32) * length
         self.prompts = Prompts(slots.cuda(), torch.from_numpy(starts).cuda(), max_len=length)
+        self.single_rows = SlotRows.of_one_token(self.prompts.slots)
         self.mixed = torch.randn(self.num_tokens, self.num_channels, device="cuda")
         self.out = torch.empty(self.num_tokens, *self.out_shape, device="cuda")
         self.states = [torch.randn(batch_size, *self.state_shape, device="cuda") for _ in range(NUM_LAYERS)]
@@ -58,6 +65,10 @@ class Rule(ABC):
 
     @abstractmethod
     def run(self, state: Tensor) -> None: ...
+
+    @abstractmethod
+    def run_single(self, state: Tensor) -> None:
+        """Compute all tokens, of which each request has one."""
 
     @abstractmethod
     def run_torch(self) -> None:
@@ -87,6 +98,9 @@ class Kimi(Rule):
         given = self.mixed, self.decays, self.betas, self.heads, state, self.prompts, self.out
         kimi_delta_chunks.kimi_delta_prompts(*given, self.launch)
 
+    def run_single(self, state: Tensor) -> None:
+        kimi_delta_step(self.mixed, self.decays, self.betas, *self.heads, state, self.single_rows, self.out)
+
     def run_torch(self) -> None:
         length, decay = self.prompts.max_len, kimi_delta_rule.Decay(*self.heads)
         given = self.mixed[:length], self.decays[:length], self.betas[:length]
@@ -115,6 +129,9 @@ class Mamba(Rule):
         given = self.mixed, self.steps, self.heads, state, self.prompts, self.out
         mamba2_chunks.mamba2_prompts(*given, self.launch)
 
+    def run_single(self, state: Tensor) -> None:
+        mamba2_step(self.mixed, self.steps, *self.heads, state, self.single_rows, self.out)
+
     def run_torch(self) -> None:
         length, heads = self.prompts.max_len, mamba2_scan.Heads(*self.heads, 64)
         given = self.mixed[:length], self.steps[:length], heads
@@ -122,10 +139,15 @@ class Mamba(Rule):
 
 
 def runs(rule: Rule) -> list[Run]:
-    def one(state: Tensor) -> Run:
-        return lambda: rule.run(state)
+    return [partial(rule.run, state) for state in rule.states]
 
-    return [one(state) for state in rule.states]
+
+def measure_single(report: Report, limits: Roofline, kind: type[Kimi | Mamba], batch_size: int) -> None:
+    rule = kind(batch_size, 1)
+    seconds = seconds_each([partial(rule.run_single, state) for state in rule.states])
+    value, limit, case = rule.nbytes / seconds, limits.copy_bytes_s, f"{rule.name}, single tokens, B {batch_size}"
+    peers = {"us": 1e6 * seconds}
+    report.row("gpu/recurrent_prompts", case, value / 1e9, "GB/s", limit / 1e9, "copy", value / limit, peers)
 
 
 def measure(report: Report, limits: Roofline, kind: type[Kimi | Mamba], batch_size: int, length: int) -> None:
@@ -152,9 +174,16 @@ def measure_convolution(report: Report, limits: Roofline, channels: int, batch_s
 
 
 def main() -> None:
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--single", action="store_true", help="no prompts")
+    options = parser.parse_args()
     limits = roofline()
     with torch.inference_mode(), Report(as_json=options.json) as report:
+        for batch_size in SINGLE[:1] if options.quick else SINGLE:
+            for kind in (Kimi, Mamba):
+                measure_single(report, limits, kind, batch_size)
+        if options.single:
+            return
         for prompts in PROMPTS[:1] if options.quick else PROMPTS:
             for kind in (Kimi, Mamba):
                 measure(report, limits, kind, *prompts)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
 import torch
 from device_clock import seconds_each
-from latent_attention import RANK, ROPE_DIM, SCALE, Pool
+from latent_attention import RANK, ROPE_DIM, SCALE, Pool, on_device
 from report import Report, arguments
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
@@ -71,7 +71,7 @@ class Candidate:
 class Tiled(LatentShape):
     """A shape of another tile."""
 
-    tile: Tile
+    tile: Tile = field(kw_only=True)
 
     @property
     def decode_tile(self) -> Tile:
@@ -92,8 +92,15 @@ def candidates(kind: str, heads: int, batch: int) -> Iterator[Candidate]:
     yield Candidate("hopper", on_hopper=True)
     yield Candidate("hopper, 176 registers", on_hopper=True, launch={"REGISTERS": 176, "COPY_REGISTERS": 40})
     if batch < 64:
-        for merge in (MergeLaunch(512, 8, 4), MergeLaunch(128, 16, 1), MergeLaunch(128, 32, 4)):
-            yield Candidate("hopper, merge {} x {} w{}".format(*astuple(merge)), on_hopper=True, merge=merge)
+        for merge in (
+            MergeLaunch(512, 8, 4),
+            MergeLaunch(128, 16, 1),
+            MergeLaunch(128, 64, 4),
+            MergeLaunch(64, 128, 4),
+        ):
+            name = "hopper, merge {} x {} w{}".format(*astuple(merge))
+            yield Candidate(name, on_hopper=True, merge=merge)
+            yield Candidate(f"{name}, early", on_hopper=True, merge=replace(merge, early=True))
 
 
 class Step:
@@ -113,11 +120,16 @@ class Step:
         tables = self.pool.page_table, self.pool.seq_lens
         hopper_latent.LAUNCH.update(PRESENT | self.candidate.launch)
         call = hopper_latent.decode if self.candidate.on_hopper else latent_attention.decode_anywhere
-        call(self.q, layer, *tables, self.out, self.parts, self.shape, SCALE * LOG2_E, 1.0, self.shares)
+        scales, early = (SCALE * LOG2_E, 1.0), self.merge_launch.early
+        call(self.q, layer, *tables, self.out, self.parts, self.shape, *scales, self.shares, early)
+
+    @property
+    def merge_launch(self) -> MergeLaunch:
+        return self.candidate.merge or latent_attention.merge_launch(self.shape, len(self.q), self.shares)
 
     def merge(self) -> None:
-        launch = self.candidate.merge or latent_attention.merge_launch(self.shape, len(self.q), self.shares)
-        latent_attention.merge_parts(self.parts, self.pool.seq_lens, self.out, self.shape, 1.0, self.shares, launch)
+        given = self.parts, self.pool.seq_lens, self.out, self.shape, 1.0, self.shares
+        latent_attention.merge_parts(*given, self.merge_launch)
 
     def run(self, layer: Tensor) -> Callable[[], object]:
         def both() -> None:
@@ -146,7 +158,9 @@ def ragged_pool(kind: str, heads: int, page_size: int) -> Pool:
         first += count
     pool.kv = kept.to(latent_dtype(kind))
     pool.seq_lens = torch.tensor(RAGGED, dtype=torch.int32, device="cuda")
-    pool.shape = latent_attention.LatentShape(heads, RANK, ROPE_DIM, page_size, torch.bfloat16, pool.kv.dtype)
+    pool.shape = latent_attention.LatentShape(
+        heads, RANK, ROPE_DIM, page_size, torch.bfloat16, pool.kv.dtype, *on_device(pool.kv.device)
+    )
     return pool
 
 

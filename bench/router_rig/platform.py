@@ -62,8 +62,9 @@ class Platform:
 
     @property
     def pids(self) -> list[int]:
-        """Return the ids of the router's processes."""
-        return [self._router.pid, *(child.pid for child in psutil.Process(self._router.pid).children(recursive=True))]
+        """Return the ids of the router's processes, in the order in which they began."""
+        children = psutil.Process(self._router.pid).children(recursive=True)
+        return [self._router.pid, *(child.pid for child in sorted(children, key=psutil.Process.create_time))]
 
     def rss_bytes(self) -> int:
         return sum(psutil.Process(pid).memory_info().rss for pid in self.pids)

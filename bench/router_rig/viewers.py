@@ -1,4 +1,4 @@
-"""Viewers of the console, in a process of their own: each reads the stream of every topic as a browser's page does.
+"""Viewers of the console, in a process of their own: each reads the streams as a browser's page does.
 
     echo '{"port": 8000, "num_viewers": 5, "seconds": 3}' | python -m router_rig.viewers
 
@@ -17,8 +17,8 @@ import uvloop
 
 from diptych.common.event_loop import wait_or_timeout
 
-PATH: Final = "/console/api/stream?topics=fleet,requests,cache,charts,steps"
-TOPICS: Final = ("fleet", "requests", "cache", "charts")
+PATH: Final = "/console/api/stream"
+STEPS: Final = "steps"  # of which there is no snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Viewers:
     port: int
     num_viewers: int
     seconds: float
+    topics: str = "fleet,requests,cache,charts,steps"
 
 
 @dataclass(slots=True)
@@ -42,29 +43,31 @@ class Seen:
 class Viewer:
     """One of them."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, topics: str) -> None:
         self._port = port
+        self._topics = topics
         self.has_all = asyncio.Event()  # snapshots
         self.num_bytes = self.num_events = 0
 
     async def run(self) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        writer.write(f"GET {PATH} HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: text/event-stream\r\n\r\n".encode())
+        path = f"{PATH}?topics={self._topics}"
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: text/event-stream\r\n\r\n".encode())
         head = await reader.readuntil(b"\r\n\r\n")
         if b" 200 " not in head.split(b"\r\n", 1)[0]:
             raise SystemExit(f"the console does not answer: {head!r}")
-        num_snapshots = 0
+        num_snapshots, wanted = 0, len({*self._topics.split(",")} - {STEPS})
         while chunk := await reader.read(1 << 20):
             self.num_bytes += len(chunk)
             self.num_events += chunk.count(b"event: ")
             num_snapshots += chunk.count(b"event: snapshot")
-            if num_snapshots >= len(TOPICS):
+            if num_snapshots >= wanted:
                 self.has_all.set()
 
 
 async def look(viewers: Viewers) -> Seen:
     """Look until the window is over."""
-    all_of_them = [Viewer(viewers.port) for _ in range(viewers.num_viewers)]
+    all_of_them = [Viewer(viewers.port, viewers.topics) for _ in range(viewers.num_viewers)]
     tasks = [asyncio.ensure_future(each.run()) for each in all_of_them]
     for each in all_of_them:
         await each.has_all.wait()

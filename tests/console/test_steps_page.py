@@ -7,11 +7,11 @@ from typing import Any
 from browsing import Console, Serve, Served
 from playwright.sync_api import expect
 
-LAST_MS = 10_000
+LAST_MS = 30_000
 
 
 def last_steps(served: Served, instance: str) -> list[Any]:
-    """The steps of which a part lies in the last ten seconds of all."""
+    """The steps of which a part lies in the last half minute of all."""
     workers = served.get("steps?since_ms=0")["workers"]
     head_ms = max(step[0] + step[1] for steps in workers.values() for step in steps)
     return [step for step in workers[instance] if step[0] + step[1] >= head_ms - LAST_MS]

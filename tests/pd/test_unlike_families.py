@@ -81,6 +81,12 @@ STAGED: Final = {
     "mixtral": (Shape(4, tp=2, pp=2), Shape(8)),
     "deepseek v3, yarn with mscale": (Shape(8, pp=2), Shape(4, tp=2)),
     "qwen3 moe": (Shape(4, tp=2, pp=2), Shape(4, tp=2, pp=4)),
+    "qwen3.5 moe, seven layers": (Shape(4, pp=3), Shape(8, tp=2)),
+    "kimi linear, seven layers": (Shape(8, pp=2, tp=2), Shape(4)),
+    "nemotron h, ten layers": (Shape(4, pp=3), Shape(8, pp=2, tp=2)),
+    "lfm2, seven layers": (Shape(4, pp=2), Shape(4, pp=3)),
+    "gpt oss, six layers": (Shape(4, pp=3), Shape(8, pp=2, tp=2)),
+    "olmo3, eight layers": (Shape(8, tp=2), Shape(4, pp=2)),
 }
 HANDED: Final = CASES | STAGED | UNEVEN
 LIKE_OTHERS: Final = ("glm4 moe lite", "minimax m2")  # in what is handed over
@@ -162,7 +168,8 @@ class Ranked:
 
 
 def per_state(source: ModelSource, model: RankedModel) -> int:
-    return pages_per_state(source.config, model.shape.tp, "float32", model.layouts[0])
+    (found,) = {pages_per_state(source.config, model.shape.tp, "float32", each) for each in model.layouts}
+    return found
 
 
 def num_pages(source: ModelSource, shape: Shape) -> int:
@@ -435,6 +442,51 @@ def test_what_goes_wrong_between_unlike_ranks_changes_what_is_said(
             tokens = said()
         same = [found == wanted for found, wanted in zip(tokens, right, strict=True)]
         assert same == [mutant is stale, False, False], mutant.__name__
+
+
+def stage_dropped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        plan, "state_runs", lambda src, dst: () if dst.state_stage is None and _first(src) else state_runs(src, dst)
+    )
+
+
+def first_layers_in_place_of_all(patch: pytest.MonkeyPatch) -> None:
+    """Each stage writes as if its layers were the first."""
+
+    def shifted(src: PoolLayout, dst: PoolLayout) -> tuple[StateRun, ...]:
+        own = src.state_stage and replace(src.state_stage, first_layer=0)
+        return state_runs(replace(src, state_stage=own), dst)
+
+    patch.setattr(plan, "state_runs", shifted)
+
+
+def stages_by_units(patch: pytest.MonkeyPatch) -> None:
+    """What a stage has is taken for a run of the whole."""
+
+    def run(src: PoolLayout, dst: PoolLayout) -> tuple[StateRun, ...]:
+        found = state_runs(src, dst)
+        return tuple(replace(each, first_row=i * each.num_dst) for i, each in enumerate(found))
+
+    patch.setattr(plan, "state_runs", run)
+
+
+def _first(layout: PoolLayout) -> int:
+    return layout.state_stage.first_layer if layout.state_stage else 0
+
+
+@pytest.mark.parametrize("family_model", ["qwen3.5 moe, seven layers"], indirect=True)
+def test_what_goes_wrong_between_stages_changes_what_is_said(
+    family_model: Any, new_pair: NewPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for mutant in (stage_dropped, first_layers_in_place_of_all, stages_by_units):
+        with monkeypatch.context() as patch:
+            mutant(patch)
+            pair = new_pair((Shape(8, pp=3), Shape(4)))
+            for room, prompt, output in asked(family_model):
+                pair.start(room, prompt, max_tokens=len(output))
+            pair.run()
+        same = [pair.tokens(room)[1:] == output[1:] for room, _, output in asked(family_model)]
+        assert not any(same), mutant.__name__
 
 
 @pytest.mark.parametrize(

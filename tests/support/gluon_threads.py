@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 PATIENCE_S: Final = 5.0
+LAUNCHED_WARPS: Final = 4
 LINE_NBYTES: Final = 128  # of a row of a shared tile that lie together, row after row
 
 _here = threading.local()  # which program a thread runs
@@ -98,9 +99,9 @@ class Barrier:
     def init(self, count: int) -> None:
         self._count = self._missing = count
 
-    def arrive(self, expected: int = 0) -> None:
+    def arrive(self, expected: int = 0, times: int = 1) -> None:
         with self._changed:
-            self._missing -= 1
+            self._missing -= times
             self._nbytes += expected
             assert self._missing >= 0, "more arrived than the barrier counts"
             self._settle()
@@ -155,6 +156,12 @@ def copy_by_threads(target: Shared, source: Pointer, mask: Tensor) -> None:
     target.store(load(source, mask, 0))
 
 
+def arrive_with_copies(barrier: Any, *, increment_count: bool) -> None:
+    """Each thread of a group arrives; what it copied is there by then."""
+    assert not increment_count, "a phase may end before all threads are counted"
+    _one(barrier).arrive(times=32 * _here.num_warps)
+
+
 def load(source: Pointer, mask: Any = True, other: Any = 0) -> Tensor:
     mask = torch.as_tensor(mask).expand(source.places.shape)
     found = source.memory[torch.where(mask, source.places, 0).long()]
@@ -184,17 +191,23 @@ def allocate(dtype: Any, shape: Sequence[int], layout: Any) -> Any:
     return Shared(torch.full((math.prod(shape),), math.nan, dtype=dtype), tuple(shape))
 
 
-def warp_specialize(partitions: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_sizes: Any) -> None:
+def warp_specialize(
+    partitions: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], num_warps: Sequence[int], _registers: Any
+) -> None:
+    """`num_warps`: of all but the first, which has those that the kernel is launched with."""
     program, failures = _here.program, []
 
-    def run(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        _here.program = program
+    def run(function: Callable[..., None], arguments: tuple[Any, ...], warps: int) -> None:
+        _here.program, _here.num_warps = program, warps
         try:
             function(*arguments)
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=run, args=each, daemon=True) for each in partitions]
+    threads = [
+        threading.Thread(target=run, args=(*each, warps), daemon=True)
+        for each, warps in zip(partitions, (LAUNCHED_WARPS, *num_warps), strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -264,6 +277,7 @@ def _modules() -> Mapping[str, types.ModuleType]:
         async_copy=module(
             "async_copy",
             async_copy_global_to_shared=copy_by_threads,
+            mbarrier_arrive=arrive_with_copies,
             commit_group=lambda: None,
             wait_group=lambda _outstanding: None,
         ),
@@ -288,6 +302,7 @@ def _modules() -> Mapping[str, types.ModuleType]:
         f"{root}.gluon": module(f"{root}.gluon", language=gl),
         f"{root}.gluon.language": gl,
         f"{root}.gluon.language.nvidia.hopper": hopper,
+        f"{root}.gluon.nvidia.hopper": module("descriptors", TensorDescriptor=Descriptor),
         "language": language,
     }
 

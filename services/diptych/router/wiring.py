@@ -34,7 +34,7 @@ from diptych.router.http.operate.about import with_all_metrics
 from diptych.router.keys.caller import Callers
 from diptych.router.keys.ledger import Ledger
 from diptych.router.keys.opened import open_callers
-from diptych.router.metrics import GrammarUsage, KeyUsage, RouterMetrics, TokenizerUsage
+from diptych.router.metrics import GrammarUsage, KeyUsage, RouterMetrics, SessionLineUsage, TokenizerUsage
 from diptych.router.process.health import ProcessMetrics, RouterHealth
 from diptych.router.process.share import Share
 from diptych.router.serve.aborts import Aborts
@@ -164,6 +164,8 @@ def build(
             console.close()
         if batches is not None:
             batches.runner.leave()
+        for each in served:
+            each.pipeline.door.leave()
         on_leaving()
 
     async def leave_shared_ports() -> None:
@@ -176,6 +178,7 @@ def build(
     served = [_served(config, trust, *each, shared, reserved) for each in zip(models, fleets, strict=True)]
     metrics.registry.register(TokenizerUsage([each.preparer.tokenization.cache for each in served]))
     pipelines = Models([each.pipeline for each in served])
+    metrics.registry.register(SessionLineUsage(pipelines.door))
     callers = _callers(config, metrics, share)
     batches = None
     if config.batch_store:
@@ -340,7 +343,7 @@ def _callers(config: RouterConfig, metrics: RouterMetrics, share: Share | None) 
 
 def _tracer(config: RouterConfig, fleet: Fleet, open_export: OpenExport | None) -> Tracer:
     if open_export is None:
-        return Tracer()
+        return Tracer(num_processes=config.workers)
     attributes = {"service.instance.id": f"{fleet.router_id:016x}", "k8s.pod.name": config.pod_name}
     return Tracer(open_export({name: value for name, value in attributes.items() if value}))
 

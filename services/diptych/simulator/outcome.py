@@ -16,7 +16,7 @@ F64 = npt.NDArray[np.float64]
 class Outcome:
     """Arrays have one entry for each offered call, in the order of the calls: `[num_calls]`."""
 
-    arrival_s: F64
+    arrival_s: F64  # when the client wanted to send it: what it then waited in a line of sessions is behind that
     first_s: F64  # when the client got its first token; nan: never
     last_s: F64  # and its last; nan: it has not got all
     prefill_id: I64  # who computed its prompt, in the last attempt; 0: nobody

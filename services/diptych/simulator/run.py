@@ -11,6 +11,8 @@ from typing import Final
 import numpy as np
 
 from diptych.common.arrays import I64
+from diptych.router.admission.session_line import share_of
+from diptych.simulator.clients.sessions import SessionClients
 from diptych.simulator.clock import Clock
 from diptych.simulator.control import Control
 from diptych.simulator.decisions import Decisions
@@ -38,6 +40,9 @@ class Platform:
         self._living: dict[int, SimWorker] = {}
         self.front = Front(setup, self.clock, self.decisions, self._send, self._given, self._catch_up)
         self.fleet = Fleet(setup, self.clock, self.decisions, self._living, self._tell, self._announce)
+        self._clients = SessionClients(
+            setup.sessions, setup.context_len, self.clock, self._session_tokens, self.front.arrive
+        )
         self._control: Control | None = None
         if controller is not None:
             estimates = self.front.workers.estimates
@@ -60,7 +65,13 @@ class Platform:
             else:
                 last.follower = partial(self._follow, each)
             before[each.call.session] = each
+        self._clients.offer(served)
         return served
+
+    def _session_tokens(self) -> int:
+        workers = self.fleet.workers.items()
+        pool_tokens = {number: each.setup.num_pages * each.setup.page_size for number, each in workers}
+        return share_of(self.front.workers.pairs, pool_tokens, 1)
 
     def _follow(self, served: Served) -> None:
         """The call before it has ended."""
@@ -71,7 +82,7 @@ class Platform:
     def _arrive(self, served: Served) -> None:
         if self._control is not None:
             self._control.came(served)
-        self.front.arrive(served)
+        self._clients.arrive(served)
 
     def _round(self) -> None:
         """Let the controller act; the next round comes as long as the run lasts."""
@@ -140,7 +151,7 @@ def _outcome(platform: Platform, served: Sequence[Served]) -> Outcome:
         return np.array(tuple(values), np.int64)
 
     return Outcome(
-        arrival_s=np.array([each.call.arrival_s for each in served]),
+        arrival_s=np.array([each.call.arrival_s - each.line_s for each in served]),
         first_s=np.array([each.first_s for each in served]),
         last_s=np.array([each.last_s for each in served]),
         prefill_id=ints(each.pair.prefill_id for each in served),

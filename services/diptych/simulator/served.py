@@ -132,6 +132,7 @@ class Served:
     def __init__(self, call: Call, number: int) -> None:
         self.call = call
         self.number = number
+        self.line_s = 0.0  # that its client waited before it sent the call, which arrived behind that
         self.claim = -1  # its number at admission
         self.first_s = math.nan
         self.last_s = math.nan

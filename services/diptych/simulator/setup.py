@@ -5,6 +5,7 @@ What is not said here is as the product has it by default.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -95,6 +96,14 @@ NO_BOUNDS: Final = Limits()
 ROUTER: Final = RouterSetup()
 
 
+class Expectation(enum.Enum):
+    """What clients say of the context that a session will come to, when they open it and wait in line for that."""
+
+    NONE = "none"  # they open no sessions
+    EXACT = "exact"
+    LONGEST = "longest"  # as much as the model takes
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
     """Another worker is asked for; it gets the next number."""
@@ -158,6 +167,7 @@ class Setup:
     actions: tuple[Action, ...] = ()
     more: WorkerSetup = MORE  # what a controller gets when it asks for more workers, but for the role
     bounds: Limits = NO_BOUNDS  # of what it may ask for
+    sessions: Expectation = Expectation.NONE
 
     def validate(self) -> None:
         """Raise `ConfigError` for what can't be simulated."""

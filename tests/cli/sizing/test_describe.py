@@ -582,8 +582,12 @@ def test_people_are_told_of_stages_and_of_nodes_that_hold_them(
     assert "stage 0      layers 0 to 15, a GPU: weights 6.276 GiB, KV 256 KiB a token" in told
     assert "stage 1      layers 16 to 31, a GPU: weights 6.276 GiB, KV 256 KiB a token" in told
     assert "2 GPUs on one node; the smallest for a request of the whole context: --tp 2 --pp 2" in told
+    assert main(DescribeConfig(model=str(tmp_path), pp=2, gpus_per_node=1, gpu_gib=48.0)) == 0
+    assert "2 GPUs on 2 nodes; the smallest for a request of the whole context: --tp 1 --pp 2 --nnodes 2" in (
+        capsys.readouterr().out
+    )
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"pp": 16, "gpus_per_node": 8}, "--tp 1 times --pp 16 is more than --gpus-per-node 8"),
+        ({"pp": 12, "gpus_per_node": 8}, "--tp 1 times --pp 12 is no multiple of --gpus-per-node 8"),
         ({"pp": 2, "dp_attention": 2}, "--pp is not for --dp-attention"),
         ({"pp": 0}, "--tp, --pp, --dp-attention and --page-size must be at least 1"),
     ]

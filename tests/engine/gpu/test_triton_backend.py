@@ -107,6 +107,16 @@ def test_shares_of_a_step_over_latents_have_room_whatever_its_dtype(monkeypatch:
     assert room > [INTERPRETER_SMS]  # two programs of an SM
 
 
+def test_what_is_launched_over_latents_follows_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from diptych.engine.attention import triton_kernels
+
+    monkeypatch.setattr(triton_kernels, "shared_nbytes", lambda _device: 99 << 10)
+    monkeypatch.setattr(triton_kernels, "starts_early", lambda _device: True)
+    shapes = triton_kernels.latent_shapes(LATENT, torch.zeros(9, 1, 1, 16, 1, 48, dtype=torch.float16))
+    assert {(shape.shared_nbytes, shape.starts_early) for shape in shapes.values()} == {(99 << 10, True)}
+    assert list(shapes) == [shape.dtype for shape in shapes.values()]
+
+
 @pytest.mark.parametrize("num_pages", [3, 5000])
 def test_rows_of_drafts_have_room_beside_as_many_requests_as_there_may_be(
     num_pages: int, monkeypatch: pytest.MonkeyPatch

@@ -101,8 +101,6 @@ def test_schedulers_that_share_experts_refuse_what_is_no_common_step(changes: An
         ({"speculate": "eagle:/head"}, "--pp does not take --speculate eagle:/head"),
         ({"lora": ("a=/a",)}, "--pp takes no adapters"),
         ({"deterministic": True}, "--deterministic is not for --pp"),
-        ({"file_cache_dir": "/tmp", "file_cache_mib": 1}, "--file-cache-dir keeps pages of as many bytes"),
-        ({"shared_cache": "file:/tmp", "shared_cache_mib": 1}, "--shared-cache keeps pages of as many bytes"),
     ],
 )
 def test_stages_of_a_pipeline_refuse_what_is_not_made_for_them(changes: Any, words: str) -> None:

@@ -144,3 +144,16 @@ def test_sums_in_a_fixed_order_are_refused_where_kernels_have_none(monkeypatch: 
     choose("triton", "triton", fixed)
     with pytest.raises(ConfigError, match="--deterministic is not for models with latents"):
         choose("triton", "triton", replace(SPARSE, fixed_order=True))
+
+
+def test_it_is_said_why_kernels_for_hopper_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from diptych.engine.runner import backends
+    from diptych.kernels.gpu import hopper
+
+    monkeypatch.setattr(hopper, "why_not", lambda device: "it is too old" if device.index else None)
+    with caplog.at_level("INFO"):
+        for index in (0, 1):
+            backends._tell_what_is_left_out(torch.device("cuda", index))
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == ["it is too old"]

@@ -93,6 +93,27 @@ def test_latents_on_hopper_come_page_by_page_to_three_groups_of_warps_that_multi
         assert len(re.findall(r"setmaxnreg\.inc\.sync\.aligned\.u32\s+184", ptx)) == 2
 
 
+@pytest.mark.parametrize(("kernel", "copies", "barriers"), [("", 4 * 9, 3), (", FP8", 2 * 9, 1)])
+def test_chosen_latents_on_hopper_are_gathered_by_threads_that_say_each_when_its_copies_are_there(
+    code: Code, kernel: str, copies: int, barriers: int
+) -> None:
+    ptx = code[f"chosen latents on Hopper{kernel}"]["ptx"]
+    queries = 0 if kernel else 4 * 9  # of FP8's queries the type is another than of products
+    assert len(re.findall(r"cp\.async\.c[ag]\.shared\.global", ptx)) == copies + queries
+    assert ptx.count("cp.async.mbarrier.arrive.noinc.shared") == barriers
+    assert "cp.async.bulk" not in ptx
+    kinds = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)", ptx)
+    assert {kind: kinds.count(kind) for kind in kinds} == {"m64n64": 2 * 576 // 16, "m64n128": 2 * 2 * 64 // 16}
+
+
+def test_sums_of_parts_of_latents_begin_early_and_wait_before_they_read_one(code: Code) -> None:
+    for kernel in ("latent decode, bfloat16", "latent decode on Hopper", "latent decode on Hopper, FP8"):
+        assert "griddepcontrol.launch_dependents" in code[kernel]["ptx"]
+    ptx = code["latent merge"]["ptx"]
+    events = re.findall(r"griddepcontrol\.wait|ret;|ld\.global\.v4", ptx)
+    assert events[0] == "griddepcontrol.wait"  # nor does any program end before
+
+
 @pytest.mark.parametrize("kernel", ["mover, large pages", "mover, small pages"])
 def test_the_last_thing_a_mover_does_is_to_release_its_stores_to_the_system(code: Code, kernel: str) -> None:
     ends = re.findall(r"st\.global|bar\.sync|atom\.global\.\w+\.\w+\.add", code[kernel]["ptx"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import pytest
@@ -11,7 +11,17 @@ import pytest
 from diptych.router.console.cache.cache_state import CacheView
 from diptych.router.console.calls.calls import Calls
 from diptych.router.console.calls.request_rows import ALL, RowFilter
-from diptych.router.console.documents import AGE_S, FOLLOW_AGAIN_S, PATHS, AllRouters, ThisProcess
+from diptych.router.console.documents import (
+    AGE_S,
+    ANSWER_S,
+    ASKING_SHARE,
+    FOLLOW_AGAIN_S,
+    PATHS,
+    ROW_S,
+    SPARE_ROWS,
+    AllRouters,
+    ThisProcess,
+)
 from diptych.router.console.history import History
 from diptych.router.console.other_routers import OtherRouters
 from diptych.router.console.pieces import Pieces, at_once
@@ -63,6 +73,12 @@ class Others:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.asked_each: list[tuple[str, str]] = []
+        self.said: Mapping[int, Any] = {}  # of their calls, where a test wants others
+
+    async def ask_each(self, path_and_query: Callable[[int], str]) -> Mapping[int, Any]:
+        self.asked_each.append((path_and_query(8), path_and_query(9)))
+        return self.said or await self.ask(path_and_query(8))
 
     async def ask(self, path_and_query: str) -> Mapping[int, Any]:
         self.asked.append(path_and_query)
@@ -116,7 +132,7 @@ def test_who_follows_is_told_what_others_said_last(scene: Scene) -> None:
     asyncio.run(scene.all.ask_others({"cache", "requests", "fleet", "steps"}))
     assert at_once(scene.all.cache_now())["prompt_tokens"] == 200
     assert [*at_once(scene.all.requests_now())["rows"]] == ["theirs", "mine"]
-    assert sorted(scene.others.asked) == [PATHS["cache"], PATHS["requests"]]
+    assert sorted(scene.others.asked) == [PATHS["cache"], f"{PATHS['requests']}&limit=200"]
 
 
 def test_a_document_is_made_again_only_when_what_it_is_made_of_is_another(scene: Scene) -> None:
@@ -153,3 +169,33 @@ def test_who_looks_at_anything_has_all_routers_follow_calls_and_others_are_told_
         asyncio.run(scene.all.keep_following())
     assert scene.here.wanted_s == [100.0, 101.0, 100.0 + FOLLOW_AGAIN_S]
     assert scene.others.asked == [f"{PATHS['requests']}&limit=1"] * 2
+
+
+def test_a_router_is_asked_for_the_calls_that_the_list_has_room_for_and_for_some_more(scene: Scene) -> None:
+    newest = {f"n{number}": {**row(f"n{number}", 10.0 + number), "router": f"{8:016x}"} for number in range(199)}
+    scene.others.said = {8: {"rows": newest}, 9: {"rows": {}}}
+    for _ in range(2):
+        asyncio.run(scene.all.ask_others({"requests"}))
+        scene.now_s += 60.0
+    scene.others.said = {}
+    asyncio.run(scene.all.ask_others({"requests"}))
+    wanted = [tuple(int(path.rpartition("=")[2]) for path in paths) for paths in scene.others.asked_each]
+    assert wanted == [(200, 200), (200, SPARE_ROWS), (200, SPARE_ROWS)]
+    asyncio.run(scene.all.ask_others({"cache"}))  # nobody follows calls any more
+    asyncio.run(scene.all.ask_others({"requests"}))
+    assert scene.others.asked_each[-1][0].endswith("limit=200")
+
+
+def test_the_more_others_tell_of_calls_the_less_often_they_are_asked(scene: Scene) -> None:
+    def asked_again_after_s(num_rows: int) -> float:
+        scene.others.said = {8: {"rows": {f"{i}": row(f"{i}", float(i)) for i in range(num_rows)}}}
+        scene.now_s += 1000.0
+        asyncio.run(scene.all.ask_others({"requests"}))
+        begun_s, num_asked = scene.now_s, len(scene.others.asked_each)
+        while len(scene.others.asked_each) == num_asked:
+            scene.now_s += 0.1
+            asyncio.run(scene.all.ask_others({"requests"}))
+        return scene.now_s - begun_s
+
+    assert asked_again_after_s(0) == pytest.approx(AGE_S["requests"], abs=0.2)
+    assert asked_again_after_s(200) == pytest.approx((ANSWER_S + 200 * ROW_S) / ASKING_SHARE, abs=0.2)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 
+import pytest
+
 from diptych.router.tracing.record import CallTrace, EntryPoint
 from diptych.router.tracing.tracer import MAX_IN_WINDOW, WINDOW_S, Tracer
 
@@ -105,6 +107,22 @@ def test_of_many_calls_at_once_some_are_followed_and_others_again_a_moment_later
         asyncio.get_running_loop().call_later(2 * WINDOW_S, later.set)  # behind that of the tracer
         await later.wait()
         assert tracer.is_on
+
+    asyncio.run(test())
+
+
+def test_processes_of_a_router_follow_no_more_calls_together_than_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        delays_s = list[float]()
+        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda delay_s, _: delays_s.append(delay_s))
+        for num_processes in (1, 8):
+            tracer = Tracer(num_processes=num_processes)
+            tracer.follow_until(math.inf)
+            for _ in range(MAX_IN_WINDOW):
+                with tracer.follow(EDGE, dict):
+                    pass
+            assert not tracer.is_on
+        assert delays_s == [pytest.approx(each * WINDOW_S, abs=WINDOW_S) for each in (1, 8)]
 
     asyncio.run(test())
 

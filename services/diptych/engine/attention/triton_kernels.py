@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -33,6 +33,7 @@ from diptych.kernels.gpu.attention.latent_attention import (
     latent_splits,
 )
 from diptych.kernels.gpu.attention.split_extend_attention import SplitWorkspace, is_short, split_extend_attention
+from diptych.kernels.gpu.hopper import shared_nbytes, starts_early
 from diptych.kernels.row_groups import RowGroups
 
 LARGEST_BATCH: Final = 4096  # requests of a decode step, unless the pool has more pages: each has one at least
@@ -101,6 +102,13 @@ def most_rows(kv: Tensor) -> int:
 def num_sms(kv: Tensor) -> int:
     """Return the multiprocessors where a pool is."""
     return torch.cuda.get_device_properties(kv.device).multi_processor_count if kv.is_cuda else INTERPRETER_SMS
+
+
+def latent_shapes(config: ModelConfig, kv: Tensor) -> Mapping[torch.dtype, LatentShape]:
+    """Return what kernels are launched for where a pool of latents is, by the type of states."""
+    dims = config.value_dim, config.head_dim - config.value_dim
+    device = shared_nbytes(kv.device), starts_early(kv.device)
+    return {dtype: LatentShape(config.num_heads, *dims, kv.shape[3], dtype, kv.dtype, *device) for dtype in DTYPES}
 
 
 def longest_request(config: ModelConfig, kv: Tensor) -> int:
@@ -213,8 +221,7 @@ class LatentKernels:
 
     def __init__(self, config: ModelConfig, kv: Tensor) -> None:
         self._config = config
-        dims = config.value_dim, config.head_dim - config.value_dim
-        self._shapes = {dtype: LatentShape(config.num_heads, *dims, kv.shape[3], dtype, kv.dtype) for dtype in DTYPES}
+        self._shapes = latent_shapes(config, kv)
         self._longest, self._num_sms = longest_request(config, kv), num_sms(kv)
         most = max(self._num_shares(dtype, most_rows(kv)) for dtype in DTYPES)
         self._workspace = LatentWorkspace.allocate(self._shapes[torch.float32], most, kv.device)

@@ -17,11 +17,10 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.gpu_layers import gpu_layers
 from diptych.engine.attention.staged_batch import StagedBatch
-from diptych.engine.attention.triton_kernels import DTYPES, longest_request, num_sms
+from diptych.engine.attention.triton_kernels import DTYPES, latent_shapes, longest_request, num_sms
 from diptych.engine.values.batch import ForwardMode
 from diptych.kernels.gpu.attention.choose_tokens import choose_tokens
 from diptych.kernels.gpu.attention.index_scores import MAX_ROWS, IndexRows, IndexShape, index_programs, index_scores
-from diptych.kernels.gpu.attention.latent_attention import LatentShape
 from diptych.kernels.gpu.attention.rope_store import rope_store
 from diptych.kernels.gpu.attention.sparse_latent_attention import (
     SparseWorkspace,
@@ -96,8 +95,7 @@ class TritonSparseAttention:
         self._config = config
         self._layers = gpu_layers(config, kv)
         self._choice = TokenChoice(config, index_keys, [layer.rope for layer in self._layers])
-        dims = config.value_dim, config.head_dim - config.value_dim
-        self._shapes = {dtype: LatentShape(config.num_heads, *dims, kv.shape[3], dtype, kv.dtype) for dtype in DTYPES}
+        self._shapes = latent_shapes(config, kv)
         self._num_sms = num_sms(kv)
         most = max(most_parts(shape, self._num_sms) for shape in self._shapes.values())
         self._workspace = SparseWorkspace.allocate(self._shapes[torch.float32], most, kv.device)

@@ -256,11 +256,6 @@ class EngineOptions:
             )
         if self.deterministic:
             raise ConfigError("--deterministic is not for --pp yet: leave out one of them")
-        if self.file_cache_dir or self.shared_cache:
-            which = "--file-cache-dir" if self.file_cache_dir else "--shared-cache"
-            raise ConfigError(
-                f"{which} keeps pages of as many bytes on all ranks, and stages have others: leave it out"
-            )
 
     def _check_timing(self) -> None:
         if self.sim_timing == USUAL_TIMING:  # as of every worker that computes, which needs no model of steps for it

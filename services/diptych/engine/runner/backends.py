@@ -83,6 +83,8 @@ def choose(prefill: str, decode: str, *kinds: Setting) -> Backend:
     names = _resolved(prefill, kinds), _resolved(decode, kinds)
     if setting.fixed_order:
         _check_fixed_order(set(names), kinds)
+    if "triton" in names:
+        _tell_what_is_left_out(setting.kv.device)
     made = {name: _made(name, kinds) for name in dict.fromkeys(names)}
     (of_prompts, _), (of_decodes, recordable) = made[names[0]], made[names[1]]
     attention = PhasedAttention(of_prompts, of_decodes, recordable)
@@ -93,6 +95,16 @@ def choose(prefill: str, decode: str, *kinds: Setting) -> Backend:
     ops = new_ops(setting.dtype, setting.kv.device)
     slots = by_torch if is_reference and not setting.kv.is_cuda else _gpu_slots
     return Backend(attention, ops, slots, TorchSampler(), only_queues=not is_reference)
+
+
+def _tell_what_is_left_out(device: torch.device) -> None:
+    from diptych.kernels.gpu.hopper import why_not
+
+    reason = why_not(device)
+    if device.type == "cuda" and reason is not None:
+        logger.info(
+            "attention of prompts and to latents is by the portable kernels, not by those for Hopper: %s", reason
+        )
 
 
 def narrowing(backend: Backend, dtype: torch.dtype, device: torch.device) -> Ops:

@@ -3,6 +3,9 @@
 Each process of a router knows the fleet by itself, but only its own calls, and what it counted. So others are asked:
 by `AllRouters.ask_others` while somebody looks, and for each answer of an endpoint. Who answers with less than is
 needed, as another version may, is left out.
+
+Of calls only those are asked for that the list of all has room for, and the less often the more there is to tell: busy
+routers have new ones each time.
 """
 
 from __future__ import annotations
@@ -10,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Final, Generic, TypeVar, cast
 
 from diptych.router.console.cache.cache_state import CacheView, cache_of
 from diptych.router.console.calls.calls import Calls
-from diptych.router.console.calls.request_rows import ALL, RowFilter, list_of, merged
+from diptych.router.console.calls.request_rows import ALL, DEFAULT_ROWS, RowFilter, list_of, merged
 from diptych.router.console.history import History, charts_of
 from diptych.router.console.other_routers import HERE, REQUESTS_PATH, OtherRouters, requests_of_all, story_of_any
 from diptych.router.console.pieces import Pieces
@@ -28,7 +32,11 @@ PATHS: Final = {  # of what others are asked for, by topic
     "charts": f"/console/api/charts?{HERE}",
 }
 FOLLOW_AGAIN_S: Final = 60.0  # between two words to others that somebody looks: they follow calls for minutes
-AGE_S: Final = {"requests": 0.9, "cache": 4.0, "charts": 4.5}  # of what others said, before they are asked again
+AGE_S: Final = {"requests": 0.9, "cache": 20.0, "charts": 9.0}  # of what others said, before they are asked again
+ANSWER_S: Final = 1e-3  # of processor time that an answer takes of who asks and who is asked, both together,
+ROW_S: Final = 1.5e-5  # and each row of a call in it
+ASKING_SHARE: Final = 0.002  # of a core, for asking all of them for calls
+SPARE_ROWS: Final = 8  # that a router is asked for though it had none of the newest
 
 Json = Mapping[str, Any]
 Document = TypeVar("Document")
@@ -98,7 +106,8 @@ class AllRouters:
         self._others = others
         self._clock = clock
         self._said: dict[str, Sequence[Json]] = {}  # by topic
-        self._asked_s: dict[str, float] = {}
+        self._due_s: dict[str, float] = {}  # when others are asked again
+        self._rows_of: Mapping[str, int] = {}  # how many of the newest calls each router had when all told last
         self._followed_s = -math.inf  # when others were told last
         self._requests, self._cache, self._charts = Made[RequestList](), Made[CacheState](), Made[Charts]()
 
@@ -128,12 +137,20 @@ class AllRouters:
     async def ask_others(self, topics: Set[str]) -> None:
         """Hear what others have of these topics now; nothing of those that they were asked for just before."""
         now_s = self._clock()
-        names = [name for name in PATHS if name in topics and now_s - self._asked_s.get(name, -math.inf) >= AGE_S[name]]
-        self._asked_s.update(dict.fromkeys(names, now_s))
-        answers = await asyncio.gather(*(self._ask(PATHS[name]) for name in names))
+        names = [name for name in PATHS if name in topics and now_s >= self._due_s.get(name, -math.inf)]
+        self._due_s.update({name: now_s + AGE_S[name] for name in names})
+        answers = await asyncio.gather(*(self._ask_for(name) for name in names))
         self._said.update(zip(names, answers, strict=True))
+        if "requests" in names:
+            self._due_s["requests"] = now_s + max(AGE_S["requests"], _telling_s(self._said["requests"]) / ASKING_SHARE)
+            self._rows_of = await in_turns(self._counted())
         for name in self._said.keys() - topics:
-            del self._said[name], self._asked_s[name]  # nobody follows it: it would be old when somebody does
+            del self._said[name], self._due_s[name]  # nobody follows it: it would be old when somebody does
+
+    def _counted(self) -> Pieces[Mapping[str, int]]:
+        """Return how many of the newest calls each router has, now that all have told."""
+        listed = yield from self.requests_now()
+        return Counter(row["router"] for row in listed["rows"].values())
 
     def requests_now(self) -> Pieces[RequestList]:
         own = yield from self._here.followed_calls().newest()
@@ -151,6 +168,13 @@ class AllRouters:
         said = self._said.get("charts", ())
         return (yield from self._charts.of((self._here.charts_end, said), lambda: self._charts_of(said)))
 
+    async def _ask_for(self, topic: str) -> Sequence[Json]:
+        if topic != "requests":
+            return await self._ask(PATHS[topic])
+        rows_of = self._rows_of if topic in self._said else {}
+        answers = await self._others.ask_each(lambda key: f"{PATHS['requests']}&limit={_num_wanted(rows_of, key)}")
+        return [*answers.values()]
+
     async def _ask(self, path: str) -> Sequence[Json]:
         return [*(await self._others.ask(path)).values()]
 
@@ -167,3 +191,16 @@ class AllRouters:
 def _merged(lists: Sequence[RequestList]) -> Pieces[RequestList]:
     yield
     return merged(lists, ALL.limit)
+
+
+def _num_wanted(rows_of: Mapping[str, int], router_id: int) -> int:
+    """Return how many calls a router is asked for: half as many again as it has in the list, if that is known."""
+    if not rows_of:
+        return DEFAULT_ROWS
+    num_rows = rows_of.get(f"{router_id:016x}", 0)
+    return min(DEFAULT_ROWS, num_rows + num_rows // 2 + SPARE_ROWS)
+
+
+def _telling_s(answers: Sequence[Json]) -> float:
+    """Return what it took all to tell of their calls, about, in seconds of processor time."""
+    return sum(ANSWER_S + ROW_S * len(each.get("rows", ())) for each in answers)

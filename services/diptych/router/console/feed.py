@@ -79,6 +79,10 @@ class StepsFeed:
         """The cursor of who has all steps."""
         return self._log.steps_end
 
+    def has(self, cursor: int) -> bool:
+        """Return whether the part from there on takes no time: it is made."""
+        return cursor in self._parts
+
     def part(self, cursor: int) -> tuple[int, bytes]:
         """Return the next cursor, and the event for who has all steps before a cursor; empty: there are no more yet."""
         if cursor in self._parts:
@@ -100,9 +104,12 @@ class StepsReader:
         self._cursor = feed.end
 
     def __call__(self) -> bytes:
-        """Return the next event; empty: no more yet."""
-        self._cursor, part = self._feed.part(self._cursor)
-        return part
+        """Return the next events, of which one at most has to be made; empty: no more yet."""
+        self._cursor, text = self._feed.part(self._cursor)
+        while text and self._feed.has(self._cursor):
+            self._cursor, part = self._feed.part(self._cursor)
+            text += part
+        return text
 
 
 def event(kind: str, data: object) -> bytes:

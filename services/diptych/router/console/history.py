@@ -27,7 +27,7 @@ F64 = npt.NDArray[np.float64]
 
 INTERVAL_S: Final = 5.0
 NUM_INTERVALS: Final = 720
-LATE_INTERVALS: Final = 2  # a process that is later than this has stopped, and the others do not wait for it
+LATE_INTERVALS: Final = 3  # a process that is later than this has stopped, and the others do not wait for it
 SET_BACK_INTERVALS: Final = 12  # a clock that is set back further begins a new hour
 BOUNDS: Final[Mapping[str, tuple[float, ...]]] = {"ttft": TTFT_BOUNDS, "itl": ITL_BOUNDS}
 QUANTILES: Final = (0.5, 0.95)

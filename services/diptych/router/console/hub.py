@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 STEPS: Final = "steps"  # the topic that is only added to
 INTERVAL_S: Final = 0.2  # between two words; topics whose looks are dear are looked at less often
 SLOWER_S: Final[Mapping[str, float]] = {"cache": 2.0, "charts": 4.0}
+STEPS_S: Final = 0.5  # between two words of steps: workers tell of theirs some times in a second, all of them together
 FLEET: Final = "fleet"
 OTHERS_S: Final = 1.0  # between two questions to other routers
 PING_S: Final = 10.0
@@ -68,6 +69,7 @@ class Hub:
         self._clock = clock
         self._viewers: dict[Viewer, None] = {}
         self._pinged_s = 0.0
+        self._steps_due_s = 0.0
         self._looked_s = 0.0
         self._somebody_looks = asyncio.Event()
         self._has_news = asyncio.Event()  # that shall be told at once
@@ -136,7 +138,9 @@ class Hub:
 
     async def _tell(self) -> None:
         """Tell of all topics. What takes no time goes out together, before looks that are done in turns."""
-        self.tell_of_steps()
+        if self._clock() >= self._steps_due_s:
+            self._steps_due_s = self._clock() + STEPS_S
+            self.tell_of_steps()
         for channel in sorted(self._channels.values(), key=lambda channel: channel.took_s):
             await channel.tell()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, cast
 from urllib.parse import quote, urlsplit
 
@@ -55,8 +55,12 @@ class OtherRouters:
 
     async def ask(self, path_and_query: str) -> Mapping[int, Json]:
         """Return what those say who have an answer. Takes no longer than the deadline, whoever is away."""
+        return await self.ask_each(lambda _: path_and_query)
+
+    async def ask_each(self, path_and_query: Callable[[int], str]) -> Mapping[int, Json]:
+        """Do the same with a question for each router, by its id."""
         others = {key: each.address for key, each in self._routers.routers().items() if key != self._routers.router_id}
-        answers = await asyncio.gather(*(self._ask(address, path_and_query) for address in others.values()))
+        answers = await asyncio.gather(*(self._ask(address, path_and_query(key)) for key, address in others.items()))
         said = dict(zip(others, answers, strict=True))
         missing = {key: answer for key, answer in said.items() if isinstance(answer, str)}
         for key in missing.keys() - self.missing.keys():

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from diptych.common.errors import InvalidRequest
+from diptych.router.admission.session_door import SessionDoor
 from diptych.router.choose.explain import Explanation
 from diptych.router.errors import ModelNotFound
 from diptych.router.metrics import RouterMetrics
@@ -96,6 +97,10 @@ class Models:
     @property
     def sessions(self) -> KeptSessions:
         return self.first.sessions
+
+    @property
+    def door(self) -> SessionDoor:
+        return self.first.door
 
     def explain(self, request_id: str) -> Explanation | None:
         """Return why a request went where it did; None if that is not known any more."""

@@ -23,6 +23,8 @@ from diptych.router.admission.admission import Admission, Place
 from diptych.router.admission.held_pixels import HeldPixels
 from diptych.router.admission.in_flight import InFlight, InFlightRequest
 from diptych.router.admission.queue import Claim
+from diptych.router.admission.session_door import SessionDoor
+from diptych.router.admission.session_line import Key, share_of
 from diptych.router.admission.shedder import Shedder
 from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.choose.explain import Explanation
@@ -77,6 +79,8 @@ class Pipeline:
         self._retries = retries
         self.aborts = aborts or Aborts()
         self.sessions = KeptSessions()
+        fleet = dispatcher.fleet
+        self.door = SessionDoor(lambda: share_of(fleet.pairs(), fleet.pool_tokens(), len(fleet.routers())))
         self._eos_ids = frozenset(model.tokenizer.eos_ids)
         self._parsed_tokenizer = model.tokenizer.showing(model.formats.tokens)
         self._showing_tokenizer = model.tokenizer.showing(model.tokenizer.special_tokens)
@@ -215,7 +219,8 @@ class Pipeline:
         is_awaited = client.account.priority > LEAST_PRIORITY
         flight = InFlightRequest(client.tier, client.life.arrival_s, response, execution.compute_s, is_awaited)
         outcome = DISCONNECTED  # what ends without a word of ours was ended by the client
-        with self._in_flight.holding(flight):
+        session = Key(client.caller.name, client.routing.session)
+        with self._in_flight.holding(flight), self.door.request(session) as context:
             try:
                 piece, finish = response.on_delta(await execution.next())
                 self._gate.learn(request)
@@ -237,6 +242,7 @@ class Pipeline:
                 if client.turn is not None:
                     client.turn.ended(request.prompt.ids)
                 execution.trace.end = end
+                context.num_tokens = execution.prompt_len + response.num_tokens
                 outcome = OK
                 yield piece._replace(end=end)
             except DiptychError as error:

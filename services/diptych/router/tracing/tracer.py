@@ -19,7 +19,7 @@ from diptych.common.errors import ConfigError
 from diptych.router.tracing.record import CallTrace, EntryPoint, parent_of
 from diptych.router.values.request import ChatPrompt, ClientRequest
 
-WINDOW_S: Final = 0.2
+WINDOW_S: Final = 0.2  # for each process of the router: all of them together follow as many calls as one alone
 MAX_IN_WINDOW: Final = 6  # calls that are followed for the console: 30 a second, which take 0.2 % of a core
 LINGER_S: Final = 1.0  # after a call's end, for the last words of its prefill legs
 PAUSE_S: Final = 0.005  # at least, between two times that calls are handed on: a timer a call costs more than it does
@@ -48,11 +48,14 @@ OpenExport = Callable[[Mapping[str, str]], Export]  # of the attributes of this 
 class Tracer:
     """Follows calls while somebody wants to have them, and hands on what was noted of them."""
 
-    def __init__(self, export: Export | None = None) -> None:
-        """With an `export` all calls are followed; else only as long as somebody says."""
+    def __init__(self, export: Export | None = None, num_processes: int = 1) -> None:
+        """With an `export` all calls are followed; else only as long as somebody says, and some of them where there are
+        many. `num_processes`: that serve calls of this router, and follow as many each.
+        """
         self.is_on = export is not None  # to be asked before `follow`: all that a call costs that nobody follows
         self._export = export
         self._until_s = -math.inf if export is None else math.inf
+        self._lasts_s = WINDOW_S * num_processes
         self._window_s = -math.inf  # when the calls that are counted began to be
         self._num_in_window = 0
         self._takers: list[Taker] = [] if export is None else [export]  # the export first: it gives calls their ids
@@ -97,12 +100,12 @@ class Tracer:
 
     def _count(self, now_s: float) -> None:
         """Follow no more calls for a moment once many were: the console may cost a busy router only so much."""
-        if now_s - self._window_s >= WINDOW_S:
+        if now_s - self._window_s >= self._lasts_s:
             self._window_s, self._num_in_window = now_s, 0
         self._num_in_window += 1
         if self._num_in_window >= MAX_IN_WINDOW and self.is_on:
             self.is_on = False
-            asyncio.get_running_loop().call_later(self._window_s + WINDOW_S - now_s, self._go_on)
+            asyncio.get_running_loop().call_later(self._window_s + self._lasts_s - now_s, self._go_on)
 
     def _go_on(self) -> None:
         self.is_on = time.monotonic() < self._until_s

@@ -154,6 +154,10 @@ class Fleet:
     def known_workers(self) -> tuple[KnownWorker, ...]:
         return tuple(session.worker for session in self._sessions.values())
 
+    def pool_tokens(self) -> dict[int, int]:
+        """Return how many tokens the KV pool of each worker holds, as it told last."""
+        return {each.record.instance_id: each.load.total_pages * each.page_size for each in self.known_workers()}
+
     def own_workers(self) -> tuple[KnownWorker, ...]:
         """Those that were started with this fleet's model, or do not say yet with which."""
         return tuple(worker for worker in self.known_workers() if worker.started_as in (self._model_id, ""))

@@ -8,8 +8,8 @@ from typing import Final
 from ahead_of_time import Kernel
 
 from diptych.kernels.gpu.attention.expand_pages import TOKENS, expand_pages_kernel
-from diptych.kernels.gpu.attention.prompt_attention import BOX, LAYOUT, TILE
-from diptych.kernels.gpu.attention.prompt_attention_kernel import prompt_attention_kernel
+from diptych.kernels.gpu.attention.prompt_attention import BOX, TILE
+from diptych.kernels.gpu.attention.prompt_attention_kernel import LAYOUT, prompt_attention_kernel
 
 GROUP: Final = 4
 OF_A_STEP: Final = frozenset({"num_items", "table_stride", "page_table", "seq_lens", "extend_starts", "work"})

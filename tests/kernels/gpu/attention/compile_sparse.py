@@ -77,7 +77,7 @@ def kernels() -> Iterator[Kernel]:
         "sparse merge",
         sparse_merge_kernel,
         {**PARTS, "lens": "*i32", "out": "*bf16", **numbers("out_stride", "num_parts"), "value_scale": "fp32"},
-        {"NUM_HEADS": 128, "NUM_KEPT": NUM_KEPT, "DIM": 512, "DIM_BLOCK": 512, "BLOCK": 64},
+        {"NUM_HEADS": 128, "NUM_KEPT": NUM_KEPT, "DIM": 512, "DIM_BLOCK": 512, "BLOCK": 64, "TOGETHER": 8},
         ANY_NUMBER,
         loads=frozenset({"v4.b32"}),  # of the parts
     )

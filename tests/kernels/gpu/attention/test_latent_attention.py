@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pytest
@@ -9,11 +9,12 @@ import torch
 from rounding import assert_rows_are_rounded
 from torch import Tensor
 
-from diptych.kernels.gpu.attention import hopper_latent
+from diptych.kernels.gpu.attention import hopper_latent, latent_attention
 from diptych.kernels.gpu.attention.decode_attention import FP8, batch_block
 from diptych.kernels.gpu.attention.latent_attention import (
     LatentShape,
     LatentWorkspace,
+    MergeLaunch,
     latent_decode,
     latent_extend,
     latent_splits,
@@ -114,6 +115,15 @@ def assert_right(case: Case, step: Step, out: Tensor) -> None:
     assert_rows_are_rounded(out, right, case.dtype)
 
 
+def test_parts_are_added_up_in_rounds_by_programs_of_some_dimensions(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latent_attention, "merge_launch", lambda *_shapes: MergeLaunch(16, 2, 4))
+    case = Case((600, 200), rank=40, num_splits=13)
+    step = Step(case, device)
+    assert_right(case, step, attend(case, step))
+
+
 def test_rows_of_padding_read_nothing_and_give_zeros(device: torch.device) -> None:
     case = Case((0, 33, 0))
     out = attend(case, Step(case, device))
@@ -142,15 +152,20 @@ def test_few_requests_of_fp8_are_one_program_a_multiprocessor_and_never_need_mor
 
 @pytest.mark.parametrize(
     ("num_splits", "batch", "launch"),
-    [(66, 64, (512, 2, 1)), (66, 8, (512, 8, 4)), (66, 1, (128, 16, 1)), (132, 1, (128, 16, 1))],
+    [
+        (66, 64, (512, 2, 1)),
+        (66, 8, (512, 8, 4)),
+        (132, 8, (128, 16, 1)),
+        (66, 1, (128, 64, 4)),
+        (132, 1, (64, 128, 4)),
+    ],
 )
-def test_many_parts_of_few_requests_are_added_up_by_more_programs(
+def test_the_more_parts_a_request_has_the_more_are_read_at_once(
     num_splits: int, batch: int, launch: tuple[int, int, int]
 ) -> None:
     shape = LatentShape(128, 512, 64, 64, torch.bfloat16, torch.bfloat16)
-    assert astuple(merge_launch(shape, batch, num_splits)) == launch
-    few = LatentShape(16, 512, 64, 64, torch.bfloat16, torch.bfloat16)
-    assert astuple(merge_launch(few, 1, 132)) == (128, 32, 4)
+    assert merge_launch(shape, batch, num_splits) == MergeLaunch(*launch)
+    assert merge_launch(replace(shape, starts_early=True), batch, num_splits) == MergeLaunch(*launch, early=True)
 
 
 @pytest.mark.parametrize("num_sms", [78, 114, 132])

@@ -9,8 +9,10 @@ import torch
 from rounding import assert_rows_are_rounded
 from torch import Tensor
 
+from diptych.kernels.gpu.attention import hopper_latent
+from diptych.kernels.gpu.attention import sparse_latent_attention as sparse
 from diptych.kernels.gpu.attention.decode_attention import FP8
-from diptych.kernels.gpu.attention.latent_attention import LatentShape, LatentWorkspace, latent_decode
+from diptych.kernels.gpu.attention.latent_attention import LatentShape, LatentWorkspace, MergeLaunch, latent_decode
 from diptych.kernels.gpu.attention.sparse_latent_attention import (
     SparseWorkspace,
     most_parts,
@@ -98,6 +100,15 @@ def assert_right(case: Case, step: Step, out: Tensor) -> None:
     assert_rows_are_rounded(out, right, case.dtype)
 
 
+def test_parts_are_added_up_in_rounds_by_programs_of_some_dimensions(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse, "merge_launch", lambda *_shapes: MergeLaunch(16, 2, 4))
+    case = Case((600, 100), rank=40, num_kept=500, num_parts=8)
+    step = Step(case, device)
+    assert_right(case, step, attend(case, step))
+
+
 @pytest.mark.parametrize("num_parts", [1, 3])
 def test_rows_of_padding_read_nothing_and_give_zeros(num_parts: int, device: torch.device) -> None:
     case = Case((0, 33, 0, 400), num_parts=num_parts)
@@ -139,11 +150,25 @@ def test_rows_are_cut_into_parts_that_all_run_at_once(num_rows: int, parts: int)
     assert parts == 1 or num_rows * parts <= most_parts(shape, 132)
 
 
+@pytest.mark.parametrize(("num_heads", "on_hopper"), [(16, False), (17, True), (80, True)])
+def test_on_hopper_more_than_16_heads_attend_by_its_own_kernel(
+    num_heads: int, on_hopper: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case((20, 3), num_heads=num_heads)
+    called: list[int] = []
+    monkeypatch.setattr(hopper_latent, "gathers", lambda *_asked: True)
+    monkeypatch.setattr(hopper_latent, "attend_to_chosen", lambda *step: called.append(step[-1]))
+    out = attend(case, Step(case, device))
+    assert called == [1] * on_hopper
+    assert out.isnan().all() == on_hopper
+
+
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 LARGE: Final = {
-    "a batch": Case((4096, 1, 1000, 2047, 65)),
-    "a batch in parts": Case((4096, 1, 1000, 2047, 65), num_parts=8),
-    "16 heads of a rank": Case((30_001, 300), num_heads=16, num_parts=32),
+    "a batch": Case((4096, 1, 1000, 2047, 65), num_heads=128, page_size=64),
+    "a batch in parts": Case((4096, 1, 1000, 2047, 65), num_heads=128, page_size=64, num_parts=8),
+    "more heads than a tile has, odd pages": Case((4096, 1, 0, 700), num_heads=96, page_size=3, num_parts=2),
+    "16 heads of a rank": Case((30_001, 300), num_heads=16, page_size=64, num_parts=32),
 }
 
 
@@ -154,8 +179,7 @@ class TestOnGpus:
     pytestmark = on_gpu
 
     def test_large_shapes_are_what_the_reference_computes(self, name: str, kv_dtype: torch.dtype) -> None:
-        shape: Any = {"rank": 512, "rope_dim": 64, "page_size": 64, "num_kept": 2048}
+        shape: Any = {"rank": 512, "rope_dim": 64, "num_kept": 2048}
         case = replace(LARGE[name], **shape, dtype=torch.bfloat16, kv_dtype=kv_dtype)
-        case = replace(case, num_heads=16 if case.num_heads == 16 else 128)
         step = Step(case, torch.device("cuda"))
         assert_right(case, step, attend(case, step))

@@ -35,7 +35,7 @@ def convolution(name: str, channels: int, width: int, *, has_bias: bool) -> Kern
 def kimi() -> Kernel:
     types = {"mixed": FLOATS, "decays": "*bf16", "betas": "*bf16", "rate": FLOATS, "bias": FLOATS, "state": FLOATS}
     types |= ROWS | {"out": FLOATS, "decay_stride": "i32", "beta_stride": "i32", "slot_stride": "i64"}
-    constants = {"NUM_HEADS": 32, "DIM": 128, "KEYS": 128, "VALUES": 32}
+    constants = {"NUM_HEADS": 32, "DIM": 128, "KEYS": 128, "VALUES": 64}
     return Kernel(
         "Kimi's delta rule",
         kimi_delta_step.kimi_delta_step_kernel,

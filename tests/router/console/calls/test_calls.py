@@ -12,7 +12,7 @@ from diptych.router.choose.explain import AttemptRecord, Explanations, Selection
 from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
 from diptych.router.console.calls import calls as calls_module
-from diptych.router.console.calls.call_facts import MAX_WORDS, facts_of
+from diptych.router.console.calls.call_facts import MAX_WORDS, facts_of, routing_facts_of
 from diptych.router.console.calls.calls import FOLLOWED_S, MAX_ENDED, MAX_ENDED_BYTES, Calls
 from diptych.router.console.calls.request_rows import RowFilter
 from diptych.router.console.pieces import at_once
@@ -170,6 +170,42 @@ def test_several_outputs_of_a_call_that_nobody_followed_are_one_row() -> None:
     record.is_over = True
     row = at_once(calls.requests())["rows"]["several"]
     assert (row["phase"], row["duration_s"]) == ("ended", 5.0)
+
+
+def routed(explanations: Explanations, count: int) -> None:
+    """Calls that nobody follows, the newest last."""
+    for number in range(count):
+        record = explanations.begin(f"{number}", float(number))
+        record.attempts = [attempt(ended_s=number + 1.0 + (number == 0), outcome="stop")]
+        record.is_over = True
+
+
+def test_of_calls_that_nobody_followed_as_much_is_made_as_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def noting(records: Any, wall_s: float) -> Any:
+        made.append(records[0].request_id)
+        return routing_facts_of(records, wall_s)
+
+    monkeypatch.setattr(calls_module, "routing_facts_of", noting)
+    routed(explanations := Explanations(100), 50)
+    calls = make_calls(Recent(), explanations)
+    assert [*rows(calls, limit=2)] == ["49", "48"] == made[::-1]
+    assert [*rows(calls, limit=3)] == ["49", "48", "47"]
+    assert len(made) <= 5
+    assert at_once(calls.story("7")) is not None
+    assert len(made) <= 6
+    assert [*rows(calls, outcome="ok", limit=50)] == [f"{49 - number}" for number in range(50)]
+    assert [*rows(calls, slow_s=1.5)] == ["0"]
+
+
+def test_what_was_made_later_is_not_newer() -> None:
+    routed(explanations := Explanations(100), 20)
+    calls = make_calls(Recent(), explanations)
+    assert len(rows(calls, limit=1)) == 1
+    calls.add(ended("followed", 17.5))
+    assert len(rows(calls, outcome="ok", limit=100)) == 21  # all are made
+    assert rows(calls, limit=4).keys() == {"19", "18", "followed", "17"}
 
 
 def test_what_is_kept_is_bounded_by_number() -> None:

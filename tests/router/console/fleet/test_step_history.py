@@ -108,6 +108,23 @@ def test_a_rate_is_that_of_the_last_seconds() -> None:
     assert history.rate(ONE, 20.0) == idle
 
 
+@pytest.mark.parametrize("interval_s", [0.25, 4.0, 8.0, 30.0])
+@pytest.mark.parametrize("late", [0.0, 0.4])
+def test_a_rate_is_right_however_seldom_a_worker_tells(interval_s: float, late: float) -> None:
+    history = StepHistory()
+    for number in range(40):
+        history.add(ONE, steps(round(20 * interval_s)), number * interval_s)
+    rate = history.rate(ONE, (39 + late) * interval_s)
+    assert rate is not None
+    assert rate["steps_per_s"] == 20.0
+
+
+def test_the_first_word_tells_of_a_time_that_is_not_known() -> None:
+    history = StepHistory()
+    history.add(ONE, steps(1000), 0.0)
+    assert history.rate(ONE, 4.0) is None
+
+
 def test_who_is_not_watched_any_more_has_no_rate_but_its_steps_stay() -> None:
     history = StepHistory()
     history.add(ONE, steps(1), 0.0)

@@ -199,3 +199,65 @@ def test_with_a_token_acts_are_for_its_holder_and_reach_workers_in_his_name(
     assert ask(cluster, "POST", "/abort_request", "t" * 32, {"abort_all": True}) == (200, {"num_aborted": 0})
     assert ask(cluster, "POST", "/flush_cache", "t" * 32)[0] == 200
     assert {header for worker in cluster.workers for header in worker.admin.authorizations} == {f"Bearer {'t' * 32}"}
+
+
+@pytest.fixture
+def crowded(cluster: Cluster) -> Iterator[Cluster]:
+    """Workers whose pools hold 100 pages each; sessions that are left open are closed."""
+    for worker in cluster.workers:
+        worker.instance.load.total_pages = 100
+        cluster.report_load(worker, worker.instance.load)
+    door = cluster.router.served[0].pipeline.door
+    cluster.wait_until(lambda: door.capacity_tokens == 100 * worker.instance.transfer.layout.page_size > 0)
+    yield cluster
+    for name in "abc":
+        ask(cluster, "POST", "/close_session", body={"session_id": name})
+
+
+def opened(cluster: Cluster, name: str, tokens: int, **fields: Any) -> tuple[int, Any]:
+    body = {"capacity_of_str_len": 100_000, "context_tokens": tokens, "session_id": name, **fields}
+    return ask(cluster, "POST", "/open_session", body=body)
+
+
+def test_a_session_waits_in_line_for_room_and_keeps_its_place(crowded: Cluster) -> None:
+    tokens = crowded.router.served[0].pipeline.door.capacity_tokens
+    assert opened(crowded, "a", tokens, wait_s=100) == (200, "a")
+    status, answer = opened(crowded, "b", tokens, wait_s=0.001)
+    assert (status, answer["error"]["code"]) == (503, "unavailable")
+    assert "number 1 in line" in answer["error"]["message"]
+    assert opened(crowded, "c", tokens) == (200, "c")  # it does not want to wait, and so has no part in this
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(opened, crowded, "b", tokens, wait_s=100)
+        assert crowded.post("/generate", {"text": "abc"})[0] == 200  # nor has who has no session
+        assert ask(crowded, "POST", "/close_session", body={"session_id": "a"}) == (200, {"was_open": True})
+        assert answer.result(100) == (200, "b")
+    metrics = crowded.get("/metrics")[1]
+    for words in ("in 1.0", "waiting 0.0", "admitted_total 2.0", "given_up_total 1.0", f"tokens {float(tokens)}"):
+        assert f"diptych_router_session_line_{words}" in metrics
+
+
+def test_any_api_tells_how_much_context_a_session_has(crowded: Cluster) -> None:
+    door = crowded.router.served[0].pipeline.door
+    assert opened(crowded, "a", door.capacity_tokens, wait_s=100) == (200, "a")
+    crowded.complete("abc")
+    assert door.line.num_tokens == door.capacity_tokens
+    crowded.post("/v1/completions", {"model": "tiny", "prompt": "abc", "max_tokens": 5}, {"x-diptych-session": "a"})
+    assert 0 < door.line.num_tokens < 30
+
+
+@pytest.mark.parametrize("fields", [{"wait_s": -1}, {"wait_s": 601}, {"wait_s": "x"}, {"context_tokens": 0}])
+def test_words_of_the_line_that_make_no_sense_are_refused(cluster: Cluster, fields: Any) -> None:
+    status, answer = ask(cluster, "POST", "/open_session", body={"capacity_of_str_len": 9, **fields})
+    assert (status, answer["error"]["param"]) == (400, next(iter(fields)))
+
+
+def test_the_place_of_a_client_that_leaves_the_line_is_not_taken(crowded: Cluster) -> None:
+    door = crowded.router.served[0].pipeline.door
+    assert opened(crowded, "a", door.capacity_tokens, wait_s=100) == (200, "a")
+    connection = http.client.HTTPConnection(crowded.url.removeprefix("http://"), timeout=200)
+    connection.request("POST", "/open_session", json.dumps({"capacity_of_str_len": 9, "session_id": "b", "wait_s": 99}))
+    crowded.wait_until(lambda: door.num_calls == 1)
+    connection.close()
+    crowded.wait_until(lambda: door.num_calls == 0)
+    ask(crowded, "POST", "/close_session", body={"session_id": "a"})
+    assert crowded.router.served[0].pipeline.sessions.close("", "b") is False

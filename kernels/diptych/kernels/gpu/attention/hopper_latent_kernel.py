@@ -6,12 +6,13 @@ makes scores and weights of them, and leaves these in shared memory with what sh
 the sums each, as 64 x 512 do not fit into the registers of one. So scores of a tile are made while the values of the
 one before are summed up. Each piece is asked for again as soon as the last product with it is over. FP8 comes as it is,
 and who sums up a half widens it first. Shares of a decode step are those of `latent_attention_kernels.py`, and so are
-the parts that they leave.
+the parts that they leave. Tokens that rows chose lie anywhere: four warps gather them, a row of memory after the other,
+where the copy engine would bring pages.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -23,6 +24,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents
 
 ROWS: Final = gl.constexpr(64)  # of a program: heads, and padding
 KEYS: Final = gl.constexpr(64)  # tokens of a tile
@@ -38,6 +41,7 @@ UPPER: Final = gl.constexpr(1)
 ROTATED: Final = gl.constexpr(2)
 SCORES: Final = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
 SUMS: Final = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
+GATHER_WARPS: Final = gl.constexpr(4)
 NARROW_STAGES: Final = gl.constexpr(2)  # tiles of FP8 that are there or come
 TILE: Final = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
 NARROW_TILE: Final = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=8, rank=2))
@@ -45,6 +49,11 @@ WIDEN: Final = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0]))
 STAGED: Final = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2))
 LINES: Final = gl.constexpr(gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0]))
 COPY: Final = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+
+
+def rows_by_boxes(kv: Any, shape: list[int], box: list[int], *, narrow: bool) -> Any:
+    """Return what the copy engine reads rows by that follow each other in memory."""
+    return TensorDescriptor(kv, shape, [shape[1], 1], box, (NARROW_TILE if narrow else TILE).value)
 
 
 @gluon.jit
@@ -63,6 +72,21 @@ def _following(seq_lens, request, request_end, batch_size):
     """The next request, and where its tiles begin and end on the line of all."""
     seq_len = gl.load(seq_lens + request + 1, mask=request + 1 < batch_size, other=0)
     return request + 1, request_end, request_end + gl.maximum((seq_len + KEYS - 1) // KEYS, 1)
+
+
+@gluon.jit
+def _num_tokens(seq_lens, request, CHOSEN: gl.constexpr):
+    """How many a request has, or a row at most attends to."""
+    seq_len = gl.load(seq_lens + request)
+    return gl.minimum(seq_len, CHOSEN) if CHOSEN > 0 else seq_len
+
+
+@gluon.jit
+def _arrived(barrier, parity, CHOSEN: gl.constexpr):
+    """Wait for what is brought, which products may read then: threads that gather are not the copy engine."""
+    mbarrier.wait(barrier, parity)
+    if CHOSEN > 0:
+        fence_async_shared()
 
 
 @gluon.jit
@@ -170,6 +194,122 @@ def _copy(
             count += 1
         tile = next_tile
         request, request_start, request_end = _following(seq_lens, request, request_end, batch_size)
+
+
+@gluon.jit
+def _gather_piece(
+    kv,
+    places,  # [KEYS]: where each token begins
+    exists,
+    ring,
+    full,
+    empty,
+    stage,
+    parity,
+    PIECE: gl.constexpr,
+    FIRST: gl.constexpr,  # of its dimensions
+):
+    target = ring.index(stage)
+    mbarrier.wait(empty.index(stage * PIECES + PIECE), parity ^ 1)
+    dims = FIRST + gl.arange(0, target.shape[1], layout=gl.SliceLayout(0, COPY))
+    async_copy.async_copy_global_to_shared(target, kv + (places[:, None] + dims[None, :]), mask=exists[:, None])
+    async_copy.mbarrier_arrive(full.index(stage * PIECES + PIECE), increment_count=False)
+
+
+@gluon.jit
+def _gather_narrow(kv, places, exists, narrow, came, gone, count):
+    """Bring a whole tile of FP8."""
+    BOXES: gl.constexpr = KEY_DIM // BOX_DIMS
+    stage, parity = count % NARROW_STAGES, count // NARROW_STAGES & 1
+    mbarrier.wait(gone.index(stage), parity ^ 1)
+    for i in gl.static_range(BOXES):
+        dims = i * BOX_DIMS + gl.arange(0, BOX_DIMS, layout=gl.SliceLayout(0, WIDEN))
+        box = narrow.index(stage * BOXES + i)
+        async_copy.async_copy_global_to_shared(box, kv + (places[:, None] + dims[None, :]), mask=exists[:, None])
+    async_copy.mbarrier_arrive(came.index(stage), increment_count=False)
+
+
+@gluon.jit
+def _gather(
+    kv,
+    slots,  # that the row chose
+    num_slots,
+    tile,
+    share_end,
+    lower,
+    upper,
+    rotated,
+    narrow,
+    full,
+    empty,
+    came,
+    gone,
+    STAGES: gl.constexpr,
+    PAGE_SIZE: gl.constexpr,
+    PAGE_ROWS: gl.constexpr,
+    NARROW: gl.constexpr,
+):
+    """Bring a share's tiles of chosen tokens."""
+    KEYS_OF_THREADS: gl.constexpr = gl.SliceLayout(1, WIDEN if NARROW else COPY)
+    keys = gl.arange(0, KEYS, layout=KEYS_OF_THREADS)
+    slot = gl.load(slots + tile * KEYS + keys, mask=tile * KEYS + keys < num_slots, other=0)
+    count = 0
+    while tile < share_end:
+        exists = tile * KEYS + keys < num_slots
+        places = ((slot // PAGE_SIZE).to(gl.int64) * PAGE_ROWS + slot % PAGE_SIZE) * KEY_DIM
+        tile = tile + 1
+        # ahead: the next tile's copies need it
+        slot = gl.load(slots + tile * KEYS + keys, mask=tile * KEYS + keys < num_slots, other=0)
+        stage, parity = count % STAGES, count // STAGES & 1
+        if NARROW:
+            _gather_narrow(kv, places, exists, narrow, came, gone, count)
+        else:
+            _gather_piece(kv, places, exists, rotated, full, empty, stage, parity, ROTATED, 2 * HALF)
+            _gather_piece(kv, places, exists, lower, full, empty, stage, parity, LOWER, 0)
+            _gather_piece(kv, places, exists, upper, full, empty, stage, parity, UPPER, HALF)
+        count += 1
+
+
+@gluon.jit
+def _bring(
+    kv,
+    page_table,
+    seq_lens,
+    batch_size,
+    table_stride,
+    tile,
+    share_end,
+    request,
+    request_start,
+    request_end,
+    lower,
+    upper,
+    rotated,
+    narrow,
+    full,
+    empty,
+    came,
+    gone,
+    STAGES: gl.constexpr,
+    PAGE_SIZE: gl.constexpr,
+    PAGE_ROWS: gl.constexpr,
+    BOX_TOKENS: gl.constexpr,
+    NARROW: gl.constexpr,
+    CHOSEN: gl.constexpr,
+):
+    """What the last group does; `CHOSEN` as of `_run`. Pages go into boxes, and what is gathered into whole pieces."""
+    if CHOSEN > 0:
+        slots = page_table + request.to(gl.int64) * table_stride
+        num_slots = _num_tokens(seq_lens, request, CHOSEN)
+        _gather(
+            kv, slots, num_slots, tile, share_end, lower, upper, rotated, narrow,
+            full, empty, came, gone, STAGES, PAGE_SIZE, PAGE_ROWS, NARROW,
+        )  # fmt: skip
+    else:
+        _copy(
+            kv, page_table, seq_lens, batch_size, table_stride, tile, share_end, request, request_start, request_end,
+            lower, upper, rotated, narrow, full, empty, came, gone, STAGES, PAGE_SIZE, PAGE_ROWS, BOX_TOKENS, NARROW,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -299,15 +439,16 @@ def _turn(
     shared_shrink,
     MASK: gl.constexpr,
     STAGES: gl.constexpr,
+    CHOSEN: gl.constexpr,
 ):
     """Weights of a tile, left for those who sum up."""
     stage, parity = count % STAGES, count // STAGES & 1
     scores = gl.zeros([ROWS, KEYS], gl.float32, layout=SCORES)
-    mbarrier.wait(full.index(stage * PIECES + ROTATED), parity)
+    _arrived(full.index(stage * PIECES + ROTATED), parity, CHOSEN)
     scores = warpgroup_mma(queries_rotated, rotated.index(stage).permute((1, 0)), scores, use_acc=False, is_async=True)
-    mbarrier.wait(full.index(stage * PIECES + LOWER), parity)
+    _arrived(full.index(stage * PIECES + LOWER), parity, CHOSEN)
     scores = warpgroup_mma(queries_lower, lower.index(stage).permute((1, 0)), scores, is_async=True)
-    mbarrier.wait(full.index(stage * PIECES + UPPER), parity)
+    _arrived(full.index(stage * PIECES + UPPER), parity, CHOSEN)
     scores = warpgroup_mma(queries_upper, upper.index(stage).permute((1, 0)), scores, is_async=True)
     scores = warpgroup_mma_wait(0, deps=[scores])
     mbarrier.arrive(empty.index(stage * PIECES + ROTATED))
@@ -328,14 +469,19 @@ def _turn(
 
 
 @gluon.jit
-def _part_of(request_start, request_end, worker, share, HEADS: gl.constexpr):
+def _part_of(request_start, request_end, worker, share, HEADS: gl.constexpr, CHOSEN: gl.constexpr):
     """Whether a share has all of a request, and where its part begins, of all rows that shares leave.
 
-    A share holds two parts of requests at most: one that came in, slot 0, and one that goes on, slot 1.
+    A share holds two parts of requests at most: one that came in, slot 0, and one that goes on, slot 1. Of a row that
+    chose, it has one.
     """
-    first_worker = request_start // share
-    slot = worker * 2 + (worker == first_worker).to(gl.int32)
-    return first_worker == (request_end - 1) // share, slot * HEADS
+    if CHOSEN > 0:
+        alone, slot = share == request_end, worker
+    else:
+        first_worker = request_start // share
+        alone = first_worker == (request_end - 1) // share
+        slot = worker * 2 + (worker == first_worker).to(gl.int32)
+    return alone, slot * HEADS
 
 
 @gluon.jit
@@ -375,6 +521,7 @@ def _weigh(
     STAGES: gl.constexpr,
     NARROW: gl.constexpr,
     EXTEND: gl.constexpr,
+    CHOSEN: gl.constexpr,
 ):
     """What the first group does: weights of tiles, and at a request's end what its sums are multiplied by."""
     count = 0
@@ -387,7 +534,7 @@ def _weigh(
         _ask_for_queries(tokens, queries_lower, first_head, num_rows, q_stride, 0, HEADS, NARROW)
         _ask_for_queries(tokens, queries_upper, first_head, num_rows, q_stride, HALF, HEADS, NARROW)
         async_copy.commit_group()
-        seq_len = gl.load(seq_lens + request)
+        seq_len = _num_tokens(seq_lens, request, CHOSEN)
         all_see = first_seen if EXTEND else seq_len
         seen = gl.minimum(all_see + (first_head + rows) // HEADS, seq_len)
         next_tile = gl.minimum(share_end, request_end)
@@ -401,7 +548,7 @@ def _weigh(
             largest, total = _turn(
                 queries_lower, queries_upper, queries_rotated, lower, upper, rotated,
                 largest, total, score_scale, seen, count, handed,
-                full, empty, given, taken, shared_weights, shared_shrink, False, STAGES,
+                full, empty, given, taken, shared_weights, shared_shrink, False, STAGES, CHOSEN,
             )  # fmt: skip
             count += 1
             handed += 1
@@ -409,11 +556,11 @@ def _weigh(
             largest, total = _turn(
                 queries_lower, queries_upper, queries_rotated, lower, upper, rotated,
                 largest, total, score_scale, seen - block * KEYS, count, handed,
-                full, empty, given, taken, shared_weights, shared_shrink, True, STAGES,
+                full, empty, given, taken, shared_weights, shared_shrink, True, STAGES, CHOSEN,
             )  # fmt: skip
             count += 1
             handed += 1
-        alone, place = _part_of(request_start, request_end, worker, share, HEADS)
+        alone, place = _part_of(request_start, request_end, worker, share, HEADS, CHOSEN)
         factor = value_scale / gl.where(total == 0.0, 1.0, total)
         mbarrier.wait(taken, (handed & 1) ^ 1)
         shared_shrink.store(factor if EXTEND else gl.where(alone, factor, 1.0))
@@ -462,12 +609,13 @@ def _sum_up(
     STAGES: gl.constexpr,
     NARROW: gl.constexpr,
     EXTEND: gl.constexpr,
+    CHOSEN: gl.constexpr,
 ):
     """What the other groups do: half of the sums each."""
     count = 0
     handed = 0
     while tile < share_end:
-        seq_len = gl.load(seq_lens + request)
+        seq_len = _num_tokens(seq_lens, request, CHOSEN)
         next_tile = gl.minimum(share_end, request_end)
         first = gl.zeros([ROWS, QUARTER], gl.float32, layout=SUMS)
         second = gl.zeros([ROWS, QUARTER], gl.float32, layout=SUMS)
@@ -476,7 +624,7 @@ def _sum_up(
             seen = seq_len - block * KEYS
             if NARROW:
                 _widen(WHICH, narrow, boxes, rotated_boxes, full, came, gone, count, seen)
-            mbarrier.wait(full.index(stage * PIECES + WHICH), parity)
+            _arrived(full.index(stage * PIECES + WHICH), parity, CHOSEN)
             mbarrier.wait(given, handed & 1)
             shrink = shared_shrink.load(gl.SliceLayout(1, SUMS))
             first, second = first * shrink[:, None], second * shrink[:, None]
@@ -489,7 +637,7 @@ def _sum_up(
             mbarrier.arrive(taken)
             count += 1
             handed += 1
-        alone, place = _part_of(request_start, request_end, worker, share, HEADS)
+        alone, place = _part_of(request_start, request_end, worker, share, HEADS, CHOSEN)
         own_tokens = out + (token if EXTEND else request).to(gl.int64) * out_stride + WHICH * HALF
         part_rows = part_values + (place + first_head).to(gl.int64) * (2 * HALF) + WHICH * HALF
         mbarrier.wait(given, handed & 1)
@@ -545,8 +693,11 @@ def _run(
     REGISTERS: gl.constexpr,
     COPY_REGISTERS: gl.constexpr,
     EXTEND: gl.constexpr,
+    CHOSEN: gl.constexpr,  # tokens of a row at most, whose slots `page_table` has; 0: requests' own, by pages
 ):
     """Set all groups of warps to a program's tiles."""
+    COPY_WARPS: gl.constexpr = GATHER_WARPS if CHOSEN > 0 else 1
+    COPY_ARRIVALS: gl.constexpr = GATHER_WARPS * 32 if CHOSEN > 0 else 1  # each thread tells of its own copies
     PARTS: gl.constexpr = HALF // BOX_DIMS
     PAGES: gl.constexpr = KEYS // BOX_TOKENS
     BOXES: gl.constexpr = NARROW_STAGES * (KEY_DIM // BOX_DIMS) if NARROW else 1
@@ -564,13 +715,13 @@ def _run(
     given = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     taken = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES * PIECES):
-        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(full.index(i), count=1 if NARROW else COPY_ARRIVALS)
         mbarrier.init(empty.index(i), count=1)
     narrow = gl.allocate_shared_memory(gl.float8e4nv, [BOXES, KEYS, BOX_DIMS], NARROW_TILE) if NARROW else rotated
     came = gl.allocate_shared_memory(gl.int64, [NARROW_STAGES, 1], mbarrier.MBarrierLayout())
     gone = gl.allocate_shared_memory(gl.int64, [NARROW_STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(NARROW_STAGES):
-        mbarrier.init(came.index(i), count=1)
+        mbarrier.init(came.index(i), count=COPY_ARRIVALS)
         mbarrier.init(gone.index(i), count=2)
     mbarrier.init(given, count=1)
     mbarrier.init(taken, count=2)
@@ -579,8 +730,9 @@ def _run(
     upper_quarters = upper._reinterpret(DTYPE, [STAGES * 2, KEYS, QUARTER], TILE)
     lower_boxes = lower._reinterpret(DTYPE, [STAGES * PARTS, KEYS, BOX_DIMS], TILE)
     upper_boxes = upper._reinterpret(DTYPE, [STAGES * PARTS, KEYS, BOX_DIMS], TILE)
-    lower_pages = lower._reinterpret(DTYPE, [STAGES * PARTS * PAGES, BOX_TOKENS, BOX_DIMS], TILE)
-    upper_pages = upper._reinterpret(DTYPE, [STAGES * PARTS * PAGES, BOX_TOKENS, BOX_DIMS], TILE)
+    BROUGHT: gl.constexpr = [STAGES * PARTS * PAGES, BOX_TOKENS, BOX_DIMS]
+    lower_pages = lower if CHOSEN > 0 else lower._reinterpret(DTYPE, BROUGHT, TILE)
+    upper_pages = upper if CHOSEN > 0 else upper._reinterpret(DTYPE, BROUGHT, TILE)
     narrow_pages = (
         narrow._reinterpret(gl.float8e4nv, [BOXES * PAGES, BOX_TOKENS, BOX_DIMS], NARROW_TILE) if NARROW else narrow
     )
@@ -593,20 +745,20 @@ def _run(
                       token, first_head, num_rows, first_seen,
                       queries_lower, queries_upper, queries_rotated, lower, upper, rotated,
                       full, empty, given, taken, shared_weights, shared_shrink,
-                      HEADS, STAGES, NARROW, EXTEND)),
+                      HEADS, STAGES, NARROW, EXTEND, CHOSEN)),
             (_sum_up, (LOWER, seq_lens, out, part_values, batch_size, out_stride, worker, share, tile, share_end,
                        request, request_start, request_end, token, first_head, num_rows, queries_lower,
                        lower_quarters, narrow, lower_boxes, rotated, full, empty, came, gone, given, taken,
-                       shared_weights, shared_shrink, HEADS, STAGES, NARROW, EXTEND)),
+                       shared_weights, shared_shrink, HEADS, STAGES, NARROW, EXTEND, CHOSEN)),
             (_sum_up, (UPPER, seq_lens, out, part_values, batch_size, out_stride, worker, share, tile, share_end,
                        request, request_start, request_end, token, first_head, num_rows, queries_upper,
                        upper_quarters, narrow, upper_boxes, rotated, full, empty, came, gone, given, taken,
-                       shared_weights, shared_shrink, HEADS, STAGES, NARROW, EXTEND)),
-            (_copy, (kv, page_table, seq_lens, batch_size, table_stride, tile, share_end,
-                     request, request_start, request_end, lower_pages, upper_pages, rotated_pages, narrow_pages,
-                     full, empty, came, gone, STAGES, PAGE_SIZE, PAGE_ROWS, BOX_TOKENS, NARROW)),
+                       shared_weights, shared_shrink, HEADS, STAGES, NARROW, EXTEND, CHOSEN)),
+            (_bring, (kv, page_table, seq_lens, batch_size, table_stride, tile, share_end,
+                      request, request_start, request_end, lower_pages, upper_pages, rotated_pages, narrow_pages,
+                      full, empty, came, gone, STAGES, PAGE_SIZE, PAGE_ROWS, BOX_TOKENS, NARROW, CHOSEN)),
         ],
-        [4, 4, 1],
+        [4, 4, COPY_WARPS],
         [REGISTERS, REGISTERS, COPY_REGISTERS],
     )
     # fmt: on
@@ -643,7 +795,10 @@ def hopper_latent_decode_kernel(
     DTYPE: gl.constexpr,  # of products
     REGISTERS: gl.constexpr,  # of a thread that sums up
     COPY_REGISTERS: gl.constexpr,
+    EARLY: gl.constexpr,  # whether the sum of parts is launched while this one runs
 ):
+    if EARLY:
+        gdc_launch_dependents()
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     GROUP: gl.constexpr = HEADS // HEAD_TILES
     head_tile, worker = gl.program_id(0) % HEAD_TILES, gl.program_id(0) // HEAD_TILES
@@ -663,7 +818,7 @@ def hopper_latent_decode_kernel(
         batch_size, q_stride, out_stride, table_stride, score_scale, value_scale,
         worker, share, tile, share_end, request, request_start, request_end,
         request, head_tile * GROUP, gl.to_tensor(GROUP), gl.to_tensor(0),
-        HEADS, STAGES, PAGE_SIZE, PAGE_ROWS, BOX_TOKENS, NARROW, DTYPE, REGISTERS, COPY_REGISTERS, False,
+        HEADS, STAGES, PAGE_SIZE, PAGE_ROWS, BOX_TOKENS, NARROW, DTYPE, REGISTERS, COPY_REGISTERS, False, 0,
     )  # fmt: skip
 
 
@@ -719,5 +874,50 @@ def hopper_latent_extend_kernel(
         batch_size, q_stride, out_stride, table_stride, score_scale, value_scale,
         nothing, gl.maximum(turns, 1), nothing, turns, request, nothing, turns,
         begin + token, first_head, num_rows, first_seen,
-        HEADS, STAGES, PAGE_SIZE, PAGE_ROWS, BOX_TOKENS, NARROW, DTYPE, REGISTERS, COPY_REGISTERS, True,
+        HEADS, STAGES, PAGE_SIZE, PAGE_ROWS, BOX_TOKENS, NARROW, DTYPE, REGISTERS, COPY_REGISTERS, True, 0,
+    )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["num_parts"], do_not_specialize_on_alignment=["lens"])
+def hopper_chosen_kernel(
+    q,  # [num_rows, HEADS, 576]
+    kv,  # [num_pages, page, 576]
+    chosen,
+    lens,
+    out,  # [num_rows, HEADS, 512]
+    part_values,  # [num_rows, num_parts, HEADS, 512]
+    part_maxima,  # [num_rows, num_parts, HEADS], of exponents of two
+    part_sums,  # like part_maxima
+    q_stride,
+    out_stride,
+    chosen_stride,
+    num_parts,
+    score_scale,  # to powers of two
+    value_scale,
+    HEADS: gl.constexpr,
+    HEAD_TILES: gl.constexpr,
+    NUM_KEPT: gl.constexpr,
+    STAGES: gl.constexpr,
+    PAGE_SIZE: gl.constexpr,
+    PAGE_ROWS: gl.constexpr,  # from a page to the next
+    NARROW: gl.constexpr,
+    DTYPE: gl.constexpr,
+    REGISTERS: gl.constexpr,
+    COPY_REGISTERS: gl.constexpr,
+):
+    """Rows and their parts are those of `sparse_latent_attention.py`; each is a program for each tile of heads."""
+    GROUP: gl.constexpr = HEADS // HEAD_TILES
+    head_tile, worker = gl.program_id(0) % HEAD_TILES, gl.program_id(0) // HEAD_TILES
+    row, part = worker // num_parts, worker % num_parts
+    count = _num_tokens(lens, row, NUM_KEPT)
+    num_tiles = gl.maximum((count + KEYS - 1) // KEYS, 1)  # a row of nothing has zeros
+    share = (num_tiles + num_parts - 1) // num_parts
+    tile = part * share
+    nothing = gl.to_tensor(0)
+    _run(
+        q, kv, chosen, lens, out, part_values, part_maxima, part_sums,
+        row + 1, q_stride, out_stride, chosen_stride, score_scale, value_scale,
+        worker, share, tile, gl.minimum(tile + share, num_tiles), row, nothing, num_tiles,
+        row, head_tile * GROUP, gl.to_tensor(GROUP), nothing,
+        HEADS, STAGES, PAGE_SIZE, PAGE_ROWS, KEYS, NARROW, DTYPE, REGISTERS, COPY_REGISTERS, False, NUM_KEPT,
     )  # fmt: skip

@@ -7,8 +7,8 @@ recorded in CUDA graphs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import torch
 import triton
@@ -30,7 +30,9 @@ from diptych.kernels.gpu.attention.latent_attention_kernels import (
     latent_merge_kernel,
 )
 from diptych.kernels.gpu.grid import cdiv, power_of_two
+from diptych.kernels.gpu.hopper import SHARED_NBYTES
 
+LEAST_BLOCK: Final = 16  # tokens: the depth of a tensor core's tile
 Parts = tuple[Tensor, Tensor, Tensor]  # values, maxima and sums that shares leave
 
 
@@ -54,6 +56,8 @@ class LatentShape:
     page_size: int
     dtype: torch.dtype  # of queries
     kv_dtype: torch.dtype
+    shared_nbytes: int = SHARED_NBYTES  # of a program where it is launched
+    starts_early: bool = False  # whether a launch there may begin while the one before it runs
 
     @property
     def max_rows(self) -> int:
@@ -76,19 +80,39 @@ class LatentShape:
     @property
     def decode_tile(self) -> Tile:
         if self.max_rows == MIN_HEADS:
-            return Tile(16, 4, 3)
+            return self._fitting(Tile(16, 4, 3), self.decode_rows)
         if self.decode_rows > MIN_HEADS:
-            return Tile(64, 8, 3 if self.kv_dtype == FP8 else 2)
-        return Tile(64, 4, 3, programs_per_sm=2 if self.kv_dtype == FP8 else 1)
+            return self._fitting(Tile(64, 8, 3 if self.kv_dtype == FP8 else 2), self.decode_rows)
+        return self._fitting(Tile(64, 4, 3, programs_per_sm=2 if self.kv_dtype == FP8 else 1), self.decode_rows)
 
     def tile_of(self, batch: int) -> Tile:
-        """Return the tile of a step of so many requests: few of them wait for latencies, which more stages hide."""
+        """Return the tile of a step of so many requests: few of them wait for latencies, which more stages hide.
+
+        Only where there is shared memory for them. It has as many tokens as `decode_tile`.
+        """
         tile = self.decode_tile
-        return tile if batch > FEW_REQUESTS or tile.programs_per_sm == 1 else Tile(tile.block, tile.num_warps, 5)
+        deeper = Tile(tile.block, tile.num_warps, 5)
+        if batch > FEW_REQUESTS or tile.programs_per_sm == 1 or not self._fits(deeper, self.decode_rows):
+            return tile
+        return deeper
 
     @property
     def extend_tile(self) -> Tile:
-        return Tile(16, 4, 3) if self.max_rows == MIN_HEADS else Tile(32, 8, 3)
+        return self._fitting(Tile(16, 4, 3) if self.max_rows == MIN_HEADS else Tile(32, 8, 3), self.max_rows)
+
+    def _fits(self, tile: Tile, rows: int) -> bool:
+        """Whether a program has the shared memory: queries and weights, and all blocks but the one that is computed."""
+        key_dim, product_nbytes = self.rank + self.rope_dim, 4 if self.max_rows == MIN_HEADS else 2
+        blocks = (tile.stages - 1) * tile.block * key_dim * self.kv_dtype.itemsize
+        return blocks + rows * (key_dim + tile.block) * product_nbytes <= self.shared_nbytes
+
+    def _fitting(self, tile: Tile, rows: int) -> Tile:
+        """Return the tile, or a smaller one that fits; the smallest has to. Small blocks still come ahead of time."""
+        while not self._fits(tile, rows) and tile.block > LEAST_BLOCK:
+            tile = replace(tile, block=tile.block // 2)
+        while not self._fits(tile, rows) and tile.stages > 2:
+            tile = replace(tile, stages=tile.stages - 1)
+        return tile
 
     def _constants(self, tile: Tile) -> dict[str, Any]:
         """Return what all kernels are compiled for."""
@@ -143,20 +167,24 @@ class MergeLaunch:
     dims: int
     parts: int  # that are read at once
     num_warps: int
+    early: bool = False  # begins while shares are computed, and waits for them
 
 
 def merge_launch(shape: LatentShape, batch: int, num_splits: int) -> MergeLaunch:
-    """Few heads of many parts are shared out by dimensions; many heads are programs enough. By an H200's times.
+    """Many parts of a request are read at once, of fewer dimensions. By an H200's times.
 
     Batches between two powers of two have the launch of the larger one: a worker compiles that before it serves.
     """
     batch = power_of_two(max(1, batch))
     rank, parts = power_of_two(shape.rank), num_splits // batch + 2  # of requests of equal lengths
+    early = shape.starts_early
     if parts <= 4:
-        return MergeLaunch(rank, 2, 1)
+        return MergeLaunch(rank, 2, 1, early)
     if parts <= 12:
-        return MergeLaunch(rank, 8, 4)
-    return MergeLaunch(min(128, rank), 16, 1) if batch * shape.num_heads >= 64 else MergeLaunch(min(128, rank), 32, 4)
+        return MergeLaunch(rank, 8, 4, early)
+    if parts <= 20:
+        return MergeLaunch(min(128, rank), 16, 1, early)
+    return MergeLaunch(min(128, rank), 64, 4, early) if parts <= 68 else MergeLaunch(min(64, rank), 128, 4, early)
 
 
 def latent_decode(
@@ -183,10 +211,10 @@ def latent_decode(
     assert len(workspace.maxima) >= 2 * num_splits, (workspace.maxima.shape, num_splits)
     parts = workspace.values, workspace.maxima, workspace.sums
     attend = hopper_latent.decode if _pays_on_hopper(shape, kv_layer) else decode_anywhere
-    scales = scale * kv_scale * LOG2_E, kv_scale
+    scales, merge = (scale * kv_scale * LOG2_E, kv_scale), merge_launch(shape, len(q), num_splits)
     with torch.cuda.device_of(q):
-        attend(q, kv_layer, page_table, seq_lens, out, parts, shape, *scales, num_splits)
-        merge_parts(parts, seq_lens, out, shape, kv_scale, num_splits, merge_launch(shape, len(q), num_splits))
+        attend(q, kv_layer, page_table, seq_lens, out, parts, shape, *scales, num_splits, merge.early)
+        merge_parts(parts, seq_lens, out, shape, kv_scale, num_splits, merge)
 
 
 def _pays_on_hopper(shape: LatentShape, kv_layer: Tensor) -> bool:
@@ -209,6 +237,7 @@ def decode_anywhere(
     score_scale: float,
     value_scale: float,
     num_splits: int,
+    early: bool = False,
 ) -> None:
     """Leave what shares have of requests in `parts`, or in `out` where a share has all of one."""
     kv = _entries(kv_layer)
@@ -230,6 +259,7 @@ def decode_anywhere(
         value_scale,
         **{**shape.decode_constants(len(q)), "STAGES": shape.tile_of(len(q)).stages},
         COMPILED=not triton.knobs.runtime.interpret,
+        EARLY=early,
         num_warps=shape.decode_tile.num_warps,
     )
 
@@ -259,6 +289,8 @@ def merge_parts(
         BLOCK=shape.decode_tile.block,
         BATCH=batch_block(batch),
         TOGETHER=launch.parts,
+        EARLY=launch.early,
+        launch_pdl=launch.early,
         num_warps=launch.num_warps,
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from diptych.kernels.gpu.attention.decode_attention_kernel import load_halves, page_of
 from diptych.kernels.gpu.attention.extend_attention import find_request
@@ -51,7 +52,10 @@ def latent_decode_kernel(
     DTYPE: tl.constexpr,  # of products
     STAGES: tl.constexpr,
     COMPILED: tl.constexpr,
+    EARLY: tl.constexpr,  # whether the sum of parts is launched while this one runs
 ):
+    if EARLY:
+        gdc_launch_dependents()
     head_tile, worker = tl.program_id(0) % HEAD_TILES, tl.program_id(0) // HEAD_TILES
     row = tl.arange(0, ROWS)
     head, is_row = head_tile * GROUP + row, row < GROUP
@@ -110,6 +114,7 @@ def latent_merge_kernel(
     BLOCK: tl.constexpr,
     BATCH: tl.constexpr,
     TOGETHER: tl.constexpr,  # parts that are read at once
+    EARLY: tl.constexpr,
 ):
     """Add up the parts of one head of a request, in an order that shares alone decide: equal inputs give equal bits."""
     request, head = tl.program_id(0), tl.program_id(1)
@@ -119,6 +124,8 @@ def latent_merge_kernel(
     request_end = tl.sum(tl.where(requests == request, ends, 0))
     request_start = request_end - tl.maximum(tl.cdiv(tl.load(seq_lens + request), BLOCK), 1)
     first_worker, last_worker = request_start // share, (request_end - 1) // share
+    if EARLY:
+        gdc_wait()  # who left parts is over, for this launch and for those behind it
     if first_worker == last_worker:
         return
     maximum, sum_ = tl.full((), float("-inf"), tl.float32), tl.zeros((), tl.float32)
@@ -127,27 +134,24 @@ def latent_merge_kernel(
         worker = first + tl.arange(0, TOGETHER)
         is_part = worker <= last_worker
         place = (worker * 2 + (worker == first_worker).to(tl.int32)) * NUM_HEADS + head
-        maxima = tl.load(part_maxima + place, mask=is_part, other=float("-inf"))
-        sums = tl.load(part_sums + place, mask=is_part, other=0.0)
-        rows = part_values + place.to(tl.int64)[:, None] * DIM + dim[None, :]
-        parts = tl.load(rows, mask=is_part[:, None] & (dim < DIM)[None, :], other=0.0)
-        new_maximum = tl.maximum(maximum, tl.max(maxima))
-        shrink, grow = tl.exp2(maximum - new_maximum), tl.exp2(maxima - new_maximum)
-        sum_ = sum_ * shrink + tl.sum(sums * grow)
-        values = values * shrink + tl.sum(parts * grow[:, None], 0)
-        maximum = new_maximum
+        maximum, sum_, values = add_parts(
+            part_values, part_maxima, part_sums, place, is_part, maximum, sum_, values, dim, DIM
+        )
     target = out + request.to(tl.int64) * out_stride + head * DIM + dim
     tl.store(target, (values * (value_scale / sum_)).to(out.dtype.element_ty), mask=dim < DIM)
 
 
 @triton.jit
-def add_part(part_values, part_maxima, part_sums, place, maximum, sum_, values, dim, DIM: tl.constexpr):
-    """Return the maximum, the sum of weights and that of values of one head with the part at `place` in them."""
-    part_maximum = tl.load(part_maxima + place)
-    new_maximum = tl.maximum(maximum, part_maximum)
-    shrink, grow = tl.exp2(maximum - new_maximum), tl.exp2(part_maximum - new_maximum)
-    part = tl.load(part_values + place.to(tl.int64) * DIM + dim, mask=dim < DIM, other=0.0)
-    return new_maximum, sum_ * shrink + tl.load(part_sums + place) * grow, values * shrink + part * grow
+def add_parts(part_values, part_maxima, part_sums, places, is_part, maximum, sum_, values, dim, DIM: tl.constexpr):
+    """Return the maximum, the sum of weights and that of values of one head with the parts at `places` in them."""
+    maxima = tl.load(part_maxima + places, mask=is_part, other=float("-inf"))
+    sums = tl.load(part_sums + places, mask=is_part, other=0.0)
+    rows = part_values + places.to(tl.int64)[:, None] * DIM + dim[None, :]
+    parts = tl.load(rows, mask=is_part[:, None] & (dim < DIM)[None, :], other=0.0)
+    new_maximum = tl.maximum(maximum, tl.max(maxima))
+    shrink, grow = tl.exp2(maximum - new_maximum), tl.exp2(maxima - new_maximum)
+    values = values * shrink + tl.sum(parts * grow[:, None], 0)
+    return new_maximum, sum_ * shrink + tl.sum(sums * grow), values
 
 
 @triton.jit(

@@ -3,7 +3,7 @@
 Serves heads of 64 or 128 dimensions in 16 bits that see all before them, over pages of 8 to 128 tokens of the same type
 (`serves`); the rest, and steps that do not fill the GPU, are `extend_attention`'s. FP8 pages are expanded first, into a
 pool of the states' type with pages of a whole tile (`expand_pages`). The work is shared out on the host, once a step
-for all layers (`PromptWork`).
+for all layers (`PromptWork`). The kernel is imported once it is launched: see `hopper`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from triton.experimental.gluon.language import NVMMASharedLayout
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from diptych.kernels.gpu.attention.extend_attention import LOG2_E
-from diptych.kernels.gpu.attention.prompt_attention_kernel import ROWS, prompt_attention_kernel
 from diptych.kernels.gpu.attention.prompt_work import I64, share_work
+from diptych.kernels.gpu.hopper import why_not
 
-HOPPER: Final = (9, 0)
 HEAD_DIMS: Final = (64, 128)
 FP8: Final = torch.float8_e4m3fn
 DTYPES: Final = (torch.bfloat16, torch.float16)
 PAGE_SIZES: Final = (8, 16, 32, 64, 128)
-NUM_ROWS: Final = int(ROWS.value)  # of a tile: pairs of a token and a query head
+NUM_ROWS: Final = 128  # of a tile: pairs of a token and a query head
 BOX: Final = 64  # dimensions that the copy engine brings at once
-LAYOUT: Final = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +46,12 @@ def serves(kv: Tensor) -> bool:
     page_size, _, head_dim = kv.shape[-3:]
     plane_stride, slot_stride, head_stride, _ = kv.stride()[-4:]
     return (
-        kv.is_cuda
-        and torch.cuda.get_device_capability(kv.device) == HOPPER
-        and kv.dtype in (*DTYPES, FP8)
+        kv.dtype in (*DTYPES, FP8)
         and head_dim in HEAD_DIMS
         and (page_size in PAGE_SIZES or kv.dtype == FP8)
         and head_stride == head_dim
         and kv.stride(0) % slot_stride == plane_stride % slot_stride == 0
+        and why_not(kv.device) is None
     )
 
 
@@ -105,6 +100,8 @@ def prompt_attention(
     tile: PromptTile = TILE,
 ) -> None:
     """See `extend_attention`; `work` is that of these lengths."""
+    from diptych.kernels.gpu.attention.prompt_attention_kernel import prompt_attention_kernel, rows_by_boxes
+
     num_heads, head_dim = q.shape[1:]
     num_pages, _, page_size, num_kv_heads, _ = kv_layer.shape
     page_stride, value_stride, slot_stride, head_stride, _ = kv_layer.stride()
@@ -112,7 +109,7 @@ def prompt_attention(
     page_rows, value_rows = page_stride // slot_stride, value_stride // slot_stride
     rows = (num_pages - 1) * page_rows + value_rows + page_size
     columns = num_kv_heads * head_dim
-    pool = TensorDescriptor(kv_layer, [rows, columns], [slot_stride, 1], [page_size, BOX], LAYOUT)
+    pool = rows_by_boxes(kv_layer, [rows, columns], slot_stride, [page_size, BOX])
     with torch.cuda.device_of(q):
         prompt_attention_kernel[(work.programs,)](
             out,

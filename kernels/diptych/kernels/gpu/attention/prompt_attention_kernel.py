@@ -10,7 +10,7 @@ begin while this one ends.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -22,12 +22,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 MASKED: Final = gl.constexpr(-(2.0**100))  # see `extend_attention`
 GROUPS: Final = gl.constexpr(2)  # of four warps that multiply
 OWN: Final = gl.constexpr(64)  # rows of a group: as many as its products have
 ROWS: Final = gl.constexpr(128)
 BOX_DIMS: Final = gl.constexpr(64)  # what the copy engine brings at once of a row: 128 bytes, its widest pattern
+
+LAYOUT: Final = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+
+def rows_by_boxes(kv: Any, shape: list[int], stride: int, box: list[int]) -> Any:
+    """Return what the copy engine reads rows by that are `stride` apart."""
+    return TensorDescriptor(kv, shape, [stride, 1], box, LAYOUT)
 
 
 @gluon.jit

@@ -16,10 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diptych.kernels.gpu.attention.decode_attention import FP8, LOG2_E
-from diptych.kernels.gpu.attention.latent_attention import LatentShape
-from diptych.kernels.gpu.attention.latent_attention_kernels import add_part, load_query, store_halves, take_in
-from diptych.kernels.gpu.grid import cdiv, power_of_two
+from diptych.kernels.gpu.attention import hopper_latent
+from diptych.kernels.gpu.attention.decode_attention import FP8, LOG2_E, MIN_HEADS
+from diptych.kernels.gpu.attention.latent_attention import LatentShape, Parts, merge_launch
+from diptych.kernels.gpu.attention.latent_attention_kernels import add_parts, load_query, store_halves, take_in
+from diptych.kernels.gpu.grid import cdiv
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,48 +70,78 @@ def sparse_latent_attention(
     nothing once compiled, and may be captured: a replay reads what `chosen` and `lens` hold at its own time.
     """
     _check(q, kv_layer, chosen, lens, out, shape)
-    kv = kv_layer.view(torch.int16) if kv_layer.dtype == FP8 else kv_layer
     assert num_parts == 1 or len(workspace.maxima) >= len(q) * num_parts, (workspace.maxima.shape, len(q), num_parts)
     parts = workspace.values, workspace.maxima, workspace.sums
+    attend = hopper_latent.attend_to_chosen if _pays_on_hopper(shape, kv_layer) else attend_anywhere
+    with torch.cuda.device_of(q):
+        attend(q, kv_layer, chosen, lens, out, parts, shape, scale * kv_scale * LOG2_E, kv_scale, num_parts)
+        if num_parts > 1:
+            _merge(parts, chosen.shape[1], lens, out, shape, kv_scale, num_parts)
+
+
+def _pays_on_hopper(shape: LatentShape, kv_layer: Tensor) -> bool:
+    """As of `latent_decode`: up to 16 heads have tiles of as many rows."""
+    dims = shape.rank, shape.rope_dim
+    return shape.decode_rows > MIN_HEADS and hopper_latent.gathers(dims, shape.dtype, kv_layer)
+
+
+def attend_anywhere(
+    q: Tensor,
+    kv_layer: Tensor,
+    chosen: Tensor,
+    lens: Tensor,
+    out: Tensor,
+    parts: Parts,
+    shape: LatentShape,
+    score_scale: float,
+    value_scale: float,
+    num_parts: int,
+) -> None:
+    """Leave what parts of rows have in `parts`, or in `out` where one has all of a row."""
+    kv = kv_layer.view(torch.int16) if kv_layer.dtype == FP8 else kv_layer
     constants = shape.decode_constants(len(q))
     constants.pop("BATCH")
-    num_kept, block = chosen.shape[1], shape.decode_tile.block
-    with torch.cuda.device_of(q):
-        sparse_latent_kernel[(len(q) * num_parts * shape.head_tiles,)](
-            q,
-            kv,
-            chosen,
-            lens,
-            out,
-            *parts,
-            q.stride(0),
-            out.stride(0),
-            chosen.stride(0),
-            kv.stride(0),
-            kv.stride(2),
-            num_parts,
-            scale * kv_scale * LOG2_E,
-            kv_scale,
-            **constants,
-            NUM_KEPT=num_kept,
-            COMPILED=not triton.knobs.runtime.interpret,
-            num_warps=shape.decode_tile.num_warps,
-        )
-        if num_parts > 1:
-            sparse_merge_kernel[(len(q), shape.num_heads)](
-                *parts,
-                lens,
-                out,
-                out.stride(0),
-                num_parts,
-                kv_scale,
-                NUM_HEADS=shape.num_heads,
-                NUM_KEPT=num_kept,
-                DIM=shape.rank,
-                DIM_BLOCK=power_of_two(shape.rank),
-                BLOCK=block,
-                num_warps=4,
-            )
+    sparse_latent_kernel[(len(q) * num_parts * shape.head_tiles,)](
+        q,
+        kv,
+        chosen,
+        lens,
+        out,
+        *parts,
+        q.stride(0),
+        out.stride(0),
+        chosen.stride(0),
+        kv.stride(0),
+        kv.stride(2),
+        num_parts,
+        score_scale,
+        value_scale,
+        **constants,
+        NUM_KEPT=chosen.shape[1],
+        COMPILED=not triton.knobs.runtime.interpret,
+        num_warps=shape.decode_tile.num_warps,
+    )
+
+
+def _merge(
+    parts: Parts, num_kept: int, lens: Tensor, out: Tensor, shape: LatentShape, value_scale: float, num_parts: int
+) -> None:
+    launch = merge_launch(shape, len(lens), len(lens) * num_parts)
+    sparse_merge_kernel[(len(lens), shape.num_heads, cdiv(shape.rank, launch.dims))](
+        *parts,
+        lens,
+        out,
+        out.stride(0),
+        num_parts,
+        value_scale,
+        NUM_HEADS=shape.num_heads,
+        NUM_KEPT=num_kept,
+        DIM=shape.rank,
+        DIM_BLOCK=launch.dims,
+        BLOCK=shape.decode_tile.block,
+        TOGETHER=launch.parts,
+        num_warps=launch.num_warps,
+    )
 
 
 def _check(q: Tensor, kv_layer: Tensor, chosen: Tensor, lens: Tensor, out: Tensor, shape: LatentShape) -> None:
@@ -253,20 +284,34 @@ def sparse_merge_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KEPT: tl.constexpr,
     DIM: tl.constexpr,  # of values
-    DIM_BLOCK: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,  # of a program
     BLOCK: tl.constexpr,
+    TOGETHER: tl.constexpr,  # parts that are read at once
 ):
-    """Add up the parts of one head of a row, in their order."""
-    row, head, dim = tl.program_id(0), tl.program_id(1), tl.arange(0, DIM_BLOCK)
+    """Add up the parts of one head of a row, in an order that their number alone decides."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    dim = tl.program_id(2) * DIM_BLOCK + tl.arange(0, DIM_BLOCK)
     num_tiles = tl.cdiv(tl.minimum(tl.load(lens + row), NUM_KEPT), BLOCK)
     share = tl.cdiv(num_tiles, num_parts)
     if share == num_tiles:
         return
     maximum, sum_ = tl.full((), float("-inf"), tl.float32), tl.zeros((), tl.float32)
     values = tl.zeros((DIM_BLOCK,), tl.float32)
-    for part in tl.range(0, tl.cdiv(num_tiles, share)):
+    for first in tl.range(0, tl.cdiv(num_tiles, share), TOGETHER):
+        part = first + tl.arange(0, TOGETHER)
         place = (row * num_parts + part) * NUM_HEADS + head
-        maximum, sum_, values = add_part(part_values, part_maxima, part_sums, place, maximum, sum_, values, dim, DIM)
+        maximum, sum_, values = add_parts(
+            part_values,
+            part_maxima,
+            part_sums,
+            place,
+            part < tl.cdiv(num_tiles, share),
+            maximum,
+            sum_,
+            values,
+            dim,
+            DIM,
+        )
     target = out + row.to(tl.int64) * out_stride + head * DIM + dim
     tl.store(target, (values * (value_scale / sum_)).to(out.dtype.element_ty), mask=dim < DIM)
 

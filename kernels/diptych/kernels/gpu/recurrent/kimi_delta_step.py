@@ -19,7 +19,7 @@ from diptych.kernels.gpu.recurrent.short_conv_step import silu, softplus
 from diptych.kernels.gpu.recurrent.slot_rows import PER_STEP, row_of
 from diptych.kernels.slot_rows import SlotRows
 
-TILE: Final = 4096  # numbers of a state that a program has, at most
+TILE: Final = 8192  # numbers of a state that a program has, at most: 64 columns of 128 rows; see bench/results/gpu.md
 
 
 def kimi_delta_step(

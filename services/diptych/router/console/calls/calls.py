@@ -1,12 +1,13 @@
 """Calls of clients, live and recent, as the console shows them: in a list, and each with its story.
 
 Calls are followed for some minutes after the last look, and always where traces are exported. Of those that nobody
-followed only what the explanations of routing have is shown. Times of `want` are on the monotonic clock.
+followed only what the explanations of routing have is shown, and of many of those only as much is made as is listed.
+Times of `want` are on the monotonic clock.
 """
 
 from __future__ import annotations
 
-import itertools
+import operator
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
@@ -23,7 +24,7 @@ FOLLOWED_S: Final = 600.0  # after the last look
 MAX_ENDED: Final = 2000  # calls that are kept after their end,
 MAX_ENDED_BYTES: Final = 8 << 20  # in so much memory
 ROWS_AT_ONCE: Final = 8  # that are made: each takes some 10 us
-RECORDS_AT_ONCE: Final = 64  # that are looked at
+RECORDS_AT_ONCE: Final = 256  # that are looked at
 
 
 class Followed(Protocol):
@@ -52,13 +53,16 @@ class Ended:
         return self._row
 
 
+_BEGUN: Final[Callable[[Ended], float]] = operator.attrgetter("call.begun_s")
+
+
 class _Known(NamedTuple):
     """What there is to list, at one moment."""
 
     counts: tuple[int, int]  # of records of routing, and of calls that were kept
     followed: Sequence[CallTrace]
     routed: Sequence[CallFacts]
-    ended: Sequence[Ended]
+    ended: Sequence[Ended]  # the oldest first
 
 
 class Calls:
@@ -82,7 +86,6 @@ class Calls:
         self._by_id: dict[str, Ended] = {}  # of those; of several with an id, the last one
         self.ended_bytes = 0  # about how much memory they take
         self._num_kept = 0  # since the beginning
-        self._num_settled = 0  # records of routing of which nothing more is to be kept: those before them, too
         self._listed: tuple[tuple[int, int], RequestList] | None = None  # by what there was; None: some run
         tracer.hand_to(self)
 
@@ -96,14 +99,14 @@ class Calls:
 
     def requests(self, rows: RowFilter = ALL) -> Pieces[RequestList]:
         """Return the calls that are asked for: those that run, and the last that ended."""
-        known = yield from self._known()
+        known = yield from self._known(rows.limit if rows.takes_all else MAX_ENDED)
         return (yield from self._listed_of(known, rows))
 
     def newest(self) -> Pieces[RequestList]:
         """Return the last calls of all: the same object as before while none comes, runs or ends."""
         begun = self._explanations.end, self._num_kept
         if self._listed is None or self._listed[0] != begun or self._tracer.calls():
-            known = yield from self._known()
+            known = yield from self._known(ALL.limit)
             listed = yield from self._listed_of(known, ALL)
             is_over = all(row["phase"] == "ended" for row in listed["rows"].values())
             self._listed = (known.counts, listed) if is_over else None
@@ -127,10 +130,11 @@ class Calls:
             "trace_id": call.trace_id,
         }
 
-    def _known(self) -> Pieces[_Known]:
+    def _known(self, wanted: int) -> Pieces[_Known]:
         num_records = self._explanations.end
-        routed = yield from self._routed()
-        return _Known((num_records, self._num_kept), self._followed(), routed, tuple(self._ended))
+        routed = yield from self._routed(wanted)
+        ended = sorted(self._ended, key=_BEGUN)
+        return _Known((num_records, self._num_kept), self._followed(), routed, ended)
 
     def _listed_of(self, known: _Known, rows: RowFilter) -> Pieces[RequestList]:
         chosen: dict[str, RequestRow] = {}
@@ -156,44 +160,56 @@ class Calls:
         for call in self._followed():
             if call.request_id == request_id:
                 return facts_of(call)
-        routed = yield from self._routed()
-        running = {facts.request_id: facts for facts in routed}
         if request_id in self._by_id:
             return self._by_id[request_id].call
-        return running.get(request_id)
+        yield
+        records = [record for record in self._explanations.records() if record.request_id == request_id]
+        return routing_facts_of(records, self._wall_s()) if records else None
 
     def _followed(self) -> list[CallTrace]:
         """Return the calls that are followed now, the newest first; those without an id are not far enough."""
         return [call for call in reversed(self._tracer.calls()) if call.request_id]
 
-    def _routed(self) -> Pieces[list[CallFacts]]:
-        """Return what is known of calls that run and are not followed, and keep those that have ended."""
-        followed = {call.request_id for call in self._followed()}
-        groups: dict[str, list[RequestRecord]] = {}
-        for number, record in enumerate(self._unsettled()):
-            if record.request_id not in self._by_id and record.request_id not in followed:
-                groups.setdefault(record.request_id, []).append(record)
-            if number % RECORDS_AT_ONCE == 0:
-                yield
-        wall_s = self._wall_clock() - self._clock()
+    def _routed(self, wanted: int) -> Pieces[list[CallFacts]]:
+        """Return what is known of calls that run and are not followed, and keep those that have ended: of calls that
+        have ended only the newest are looked at, as many as are wanted.
+        """
+        groups = yield from self._unfollowed(wanted)
         running = []
-        for number, (request_id, records) in enumerate(groups.items()):
-            facts = routing_facts_of(records, wall_s)
+        for number, records in enumerate(groups):
+            facts = routing_facts_of(records, self._wall_s())
             if facts.ended_s is None:
                 running.append(facts)
-            elif request_id not in self._by_id:  # another look may have kept it meanwhile
+            elif facts.request_id not in self._by_id:  # another look may have kept it meanwhile
                 self._keep(facts)
             if number % ROWS_AT_ONCE == 0:
                 yield
         return running
 
-    def _unsettled(self) -> Sequence[RequestRecord]:
-        """Return the records of routing but the first ones, if they are of calls that are kept."""
-        records = self._explanations.records(self._num_settled)
-        first = self._explanations.end - len(records)
-        num_kept = sum(1 for _ in itertools.takewhile(lambda record: record.request_id in self._by_id, records))
-        self._num_settled = first + num_kept
-        return records[num_kept:]
+    def _unfollowed(self, wanted: int) -> Pieces[Sequence[Sequence[RequestRecord]]]:
+        """Return the records of routing of each call that is neither followed nor kept, and runs or is among the
+        `wanted` newest.
+        """
+        records, shown = self._explanations.records(), set[str]()
+        for record in reversed(records):
+            if len(shown) == wanted:
+                break
+            shown.add(record.request_id)
+        yield
+        shown.update(record.request_id for record in records if not record.is_over)
+        shown.difference_update(self._by_id, (call.request_id for call in self._followed()))
+        yield
+        groups: dict[str, list[RequestRecord]] = {}
+        for number, record in enumerate(records):
+            if record.request_id in shown:
+                groups.setdefault(record.request_id, []).append(record)
+            if number % RECORDS_AT_ONCE == 0:
+                yield
+        return [*groups.values()]
+
+    def _wall_s(self) -> float:
+        """Return what the wall's clock is ahead of the monotonic one."""
+        return self._wall_clock() - self._clock()
 
     def _keep(self, call: CallFacts) -> None:
         self._num_kept += 1

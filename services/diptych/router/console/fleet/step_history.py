@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from diptych.router.console.state import Step, StepRate, Steps
@@ -18,7 +18,8 @@ from diptych.v1.worker_pb2 import StepMark, StepRecords
 MEMORY_S: Final = 300.0
 MAX_BYTES: Final = 16 * 2**20  # of all workers
 STEPS_AT_ONCE: Final = 256  # read, but for the rest of a message: some 0.3 ms
-RATE_S: Final = 5.0  # that rates are of
+RATE_S: Final = 5.0  # that rates are of, at least
+RATE_MESSAGES: Final = 1.5  # likewise, times what the last message told of: one is always among them
 MIN_RATE_S: Final = 0.2
 BYTES_A_STEP: Final = 44
 BYTES_A_MARK: Final = 128
@@ -38,6 +39,7 @@ class _Told(NamedTuple):
 class _Sum(NamedTuple):
     """What the steps of a message amount to."""
 
+    since_s: float  # when the message before it came
     at_s: float
     num_steps: int
     prompt_tokens: int
@@ -45,12 +47,17 @@ class _Sum(NamedTuple):
     busy_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Recent:
     """The last messages of a worker."""
 
-    since_s: float  # when the first one came
-    sums: deque[_Sum]
+    told_s: float  # when the last one came
+    sums: deque[_Sum] = field(default_factory=deque)
+
+    def begin_s(self, now_s: float) -> float:
+        """Return from when on messages count."""
+        last_s = self.sums[-1].at_s - self.sums[-1].since_s if self.sums else 0.0
+        return now_s - max(RATE_S, RATE_MESSAGES * last_s)
 
 
 class StepHistory:
@@ -69,12 +76,15 @@ class StepHistory:
 
     def add(self, instance_id: int, records: StepRecords, now_s: float) -> None:
         """A worker has told of its newest steps, or that there were none."""
-        recent = self._recent.setdefault(instance_id, _Recent(now_s, deque()))
-        while recent.sums and recent.sums[0].at_s <= now_s - RATE_S:
-            recent.sums.popleft()
-        if not records.duration_s or not math.isfinite(sum(records.began_s) + sum(records.duration_s)):
+        if not math.isfinite(sum(records.began_s) + sum(records.duration_s)):
             return  # a worker's mistake costs what it tells
-        recent.sums.append(_sum(records, now_s))
+        recent = self._recent.setdefault(instance_id, _Recent(now_s))
+        recent.sums.append(_sum(records, recent.told_s, now_s))
+        recent.told_s = now_s
+        while recent.sums[0].at_s <= recent.begin_s(now_s):
+            recent.sums.popleft()
+        if not records.duration_s:
+            return
         num_bytes = BYTES_A_MESSAGE + BYTES_A_STEP * len(records.duration_s)
         num_bytes += BYTES_A_MARK * (len(records.handed) + len(records.joined))
         self._told.append(_Told(self._number, f"{instance_id:016x}", now_s, records, num_bytes))
@@ -89,16 +99,17 @@ class StepHistory:
     def rate(self, instance_id: int, now_s: float) -> StepRate | None:
         """Return what a worker did of late; None: it has not been watched for long enough."""
         recent = self._recent.get(instance_id)
-        if recent is None or (elapsed_s := min(RATE_S, now_s - recent.since_s)) < MIN_RATE_S:
+        if recent is None:
             return None
-        num_steps = prompt_tokens = output_tokens = 0
-        busy_s = 0.0
-        for each in recent.sums:
-            if each.at_s > now_s - RATE_S:
-                num_steps += each.num_steps
-                prompt_tokens += each.prompt_tokens
-                output_tokens += each.output_tokens
-                busy_s += each.busy_s
+        begin_s = recent.begin_s(now_s)
+        counted = [each for each in recent.sums if each.at_s > begin_s]
+        elapsed_s = recent.told_s - counted[0].since_s if counted else RATE_S
+        if elapsed_s < MIN_RATE_S:
+            return None
+        num_steps = sum([each.num_steps for each in counted])
+        prompt_tokens = sum([each.prompt_tokens for each in counted])
+        output_tokens = sum([each.output_tokens for each in counted])
+        busy_s = sum([each.busy_s for each in counted])
         return StepRate(
             steps_per_s=round(num_steps / elapsed_s, 1),
             prompt_tokens_per_s=round(prompt_tokens / elapsed_s),
@@ -167,8 +178,9 @@ def _by_step(marks: Iterable[StepMark]) -> dict[int, list[str]]:
     return found
 
 
-def _sum(records: StepRecords, now_s: float) -> _Sum:
+def _sum(records: StepRecords, since_s: float, now_s: float) -> _Sum:
     return _Sum(
+        since_s,
         now_s,
         len(records.duration_s),
         sum(records.prompt_tokens),

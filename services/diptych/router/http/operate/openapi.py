@@ -338,7 +338,7 @@ OPERATIONS: Final = (
         "post",
         "/open_session",
         "Keep the tokens of turns, in SGLang's words",
-        _answers(str, Error, (400, 401, 408, 409, 413, 415, 429)),
+        _answers(str, Error, (400, 401, 408, 409, 413, 415, 429, 503)),
         OpenSessionBody,
     ),
     Operation(

@@ -19,14 +19,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from typing_extensions import TypedDict
 
-from diptych.common.errors import Conflict, DiptychError, InvalidRequest
+from diptych.common.errors import Conflict, DiptychError, InvalidRequest, Unavailable
 from diptych.common.refusals import Refusals
 from diptych.common.trust.operator_route import Answer, operator_route
 from diptych.common.trust.trust import Trust
 from diptych.common.version import own_version
+from diptych.router.admission.session_line import Key
 from diptych.router.errors import PermissionDenied
 from diptych.router.http.exchange.answers import json_response, refusal
 from diptych.router.http.exchange.body import BodyReader
+from diptych.router.http.exchange.disconnect import until_disconnect
 from diptych.router.http.exchange.key_gate import caller_of
 from diptych.router.http.exchange.parse import read_fields
 from diptych.router.http.exchange.timings import hex_id
@@ -45,6 +47,7 @@ B = TypeVar("B", bound=Body)
 ABORT: Final = "/abort_request"
 MAX_STEPS: Final = 1000
 MAX_TRACE_S: Final = 60.0
+MAX_WAIT_S: Final = 600.0  # that a call may wait in line for room for a session
 Instances = Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=1024)]
 
 
@@ -62,6 +65,8 @@ class OpenSessionBody(Body):
     capacity_of_str_len: Annotated[int, Field(ge=1, lt=2**31)]  # tokens of all turns, here
     session_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None  # none: a new one
     timeout: Annotated[float, Field(gt=0, le=MAX_IDLE_S)] | None = None  # seconds that it may be unused
+    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] | None = None  # ours: in line for room; 0 or none: no line
+    context_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None  # ours: the longest context that is expected
     streaming: Literal[False] | None = None
 
 
@@ -236,7 +241,12 @@ def add_server_tools(app: FastAPI, models: Models, bodies: BodyReader, trust: Tr
 
 def add_sessions(app: FastAPI, models: Models, bodies: BodyReader, num_processes: int) -> None:
     """Add the paths by which clients open and close sessions."""
-    sessions = models.sessions
+    sessions, door = models.sessions, models.door
+
+    async def wait(request: Request, key: Key, body: OpenSessionBody) -> None:
+        expected = min(body.context_tokens or body.capacity_of_str_len, models.first.context_len)
+        if not await until_disconnect(request.receive, door.wait(key, expected, body.wait_s or 0.0)):
+            raise Unavailable("the client has left the line")
 
     async def opened(request: Request) -> Response:
         try:
@@ -247,8 +257,11 @@ def add_sessions(app: FastAPI, models: Models, bodies: BodyReader, num_processes
                 raise Conflict("a router of several models keeps no sessions: send whole prompts")
             session_id = body.session_id or secrets.token_hex(16)
             idle_s = body.timeout or IDLE_S
-            owner = caller_of(request).name
-            sessions.open(owner, session_id, body.capacity_of_str_len, idle_s, time.monotonic())
+            key = Key(caller_of(request).name, session_id)
+            if body.wait_s:
+                await wait(request, key, body)
+            sessions.open(*key, body.capacity_of_str_len, idle_s, time.monotonic())
+            door.claim(key, idle_s)
             return json_response(session_id, request)
         except DiptychError as error:
             return refusal(error, request)
@@ -256,8 +269,9 @@ def add_sessions(app: FastAPI, models: Models, bodies: BodyReader, num_processes
     async def closed(request: Request) -> Response:
         try:
             body = await _read(bodies, CloseSessionBody, request)
-            was_open = sessions.close(caller_of(request).name, body.session_id)
-            return json_response(Closed(was_open=was_open), request)
+            key = Key(caller_of(request).name, body.session_id)
+            was_open, was_in_line = sessions.close(*key), door.close(key)
+            return json_response(Closed(was_open=was_open or was_in_line), request)
         except DiptychError as error:
             return refusal(error, request)
 

@@ -10,7 +10,7 @@ import { draw, layoutOf, stepAt } from "./step_canvas.js";
 export const title = "Steps";
 
 const SPANS_MS = [1000, 2000, 5000, 10_000, 30_000, 60_000, 120_000, WINDOW_MS];
-const TABLE_MS = 10_000; // that the table is of
+const TABLE_MS = 30_000; // that the table is of: each of many workers tells some seconds late
 
 export default function Steps({ store, route }) {
   const state = store.use("fleet");

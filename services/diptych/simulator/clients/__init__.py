@@ -1,0 +1,1 @@
+"""Clients in virtual time: what they do beside sending calls."""

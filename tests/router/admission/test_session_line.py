@@ -1,0 +1,262 @@
+"""The line of sessions: who is let in, who passes whom, and when a place ends."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from diptych.common.errors import Overloaded
+from diptych.router.admission.session_line import (
+    MAX_PASSES,
+    MAX_WAITING,
+    TICKET_S,
+    Key,
+    SessionLine,
+    share_of,
+)
+from diptych.router.values.kept_sessions import MAX_OF_OWNER
+from diptych.router.workers.worker_view import Pair
+
+IDLE_S = 600.0
+
+
+class Line:
+    """A line before pools of 100 tokens, at 0 s; sessions are named by letters."""
+
+    def __init__(self) -> None:
+        self.line = SessionLine()
+        self.capacity = 100
+        self.now_s = 0.0
+
+    def ask(self, name: str, num_tokens: int) -> None:
+        self.line.ask(Key("", name), num_tokens, self.now_s)
+
+    def admit(self) -> str:
+        """Return who is let in; each begins at once."""
+        admitted = self.line.admit(self.capacity, self.now_s)
+        for key in admitted:
+            self.line.let_go(key, self.now_s)
+            self.line.claim(key, IDLE_S, self.now_s)
+        return "".join(key.session_id for key in admitted)
+
+    def request(self, name: str, context_tokens: int) -> None:
+        self.line.begin(Key("", name), self.now_s)
+        self.line.end(Key("", name), context_tokens, self.now_s)
+
+    def close(self, name: str) -> bool:
+        return self.line.close(Key("", name))
+
+    def let_go(self, name: str) -> None:
+        self.line.let_go(Key("", name), self.now_s)
+
+    def place(self, name: str) -> int:
+        return self.line.place(Key("", name))
+
+
+@pytest.fixture
+def line() -> Line:
+    return Line()
+
+
+def test_sessions_are_let_in_in_order_as_long_as_their_contexts_fit(line: Line) -> None:
+    for name in "abcd":
+        line.ask(name, 40)
+    assert line.admit() == "ab"
+    assert [line.place(name) for name in "abcd"] == [0, 0, 1, 2]
+    assert line.close("a")
+    assert line.admit() == "c"
+
+
+@pytest.mark.parametrize(("context", "counted"), [(0, 50), (10, 15), (20, 30), (40, 50), (50, 50), (70, 70)])
+def test_a_session_counts_with_what_its_last_request_had_and_with_room_to_grow(context: int, counted: int) -> None:
+    line = Line()
+    line.ask("a", 50)
+    line.admit()
+    line.request("a", context)
+    assert line.line.num_tokens == counted
+
+
+def test_one_that_turns_out_to_be_smaller_lets_another_in(line: Line) -> None:
+    for name in "abc":
+        line.ask(name, 50)
+    assert line.admit() == "ab"
+    line.request("a", 34)
+    assert line.admit() == ""
+    line.request("b", 32)
+    line.request("a", 1)
+    assert line.admit() == "c"
+
+
+def test_of_a_request_that_failed_nobody_knows_the_context(line: Line) -> None:
+    line.ask("a", 50)
+    line.admit()
+    line.request("a", 30)
+    line.request("a", 0)
+    assert line.line.num_tokens == 45
+
+
+def test_later_ones_pass_who_does_not_fit_but_only_so_many(line: Line) -> None:
+    line.ask("a", 20)
+    assert line.admit() == "a"
+    line.ask("L", 90)
+    for name in "bcdefgh":
+        line.ask(name, 1)
+    assert line.admit() == "bcdefgh"[:MAX_PASSES]
+    line.ask("i", 1)
+    assert line.admit() == ""
+    for name in "abcd":
+        line.close(name)
+    assert line.admit() == "Lfghi"
+
+
+def test_passes_are_counted_for_all_who_wait_not_for_the_first_alone(line: Line) -> None:
+    line.ask("a", 20)
+    line.admit()
+    line.ask("L", 95)
+    line.admit()
+    line.ask("b", 1)
+    line.admit()
+    line.ask("M", 94)
+    for name in "cdefg":
+        line.ask(name, 1)
+    assert line.admit() == "cde"
+    line.close("L")
+    assert line.admit() == "f"
+    assert line.place("M") == 1
+    assert line.admit() == ""
+
+
+def test_a_context_that_is_larger_than_the_pools_is_let_in_alone(line: Line) -> None:
+    line.ask("a", 10)
+    line.admit()
+    line.ask("L", 1000)
+    assert line.admit() == ""
+    line.close("a")
+    assert line.admit() == "L"
+    line.ask("b", 1)
+    assert line.admit() == ""
+
+
+def test_nobody_is_sent_away_when_a_worker_is_lost_and_none_comes_in(line: Line) -> None:
+    for name in "abc":
+        line.ask(name, 40)
+    assert line.admit() == "ab"
+    line.capacity = 50
+    assert line.admit() == ""
+    assert line.line.num_in == 2
+    line.close("a")
+    assert line.admit() == ""
+    line.close("b")
+    assert line.admit() == "c"
+
+
+def test_larger_pools_let_more_in(line: Line) -> None:
+    for name in "abc":
+        line.ask(name, 40)
+    line.admit()
+    line.capacity = 120
+    assert line.admit() == "c"
+
+
+def test_without_workers_nobody_comes_in(line: Line) -> None:
+    line.ask("a", 1)
+    line.capacity = 0
+    assert line.admit() == ""
+
+
+def test_a_ticket_keeps_its_place_when_it_is_asked_again(line: Line) -> None:
+    for name in "abc":
+        line.ask(name, 100)
+    assert line.admit() == "a"
+    line.let_go("b")
+    line.now_s += TICKET_S
+    line.ask("b", 100)
+    assert [line.place(name) for name in "bc"] == [1, 2]
+    line.close("a")
+    assert line.admit() == "b"
+
+
+def test_a_client_that_does_not_ask_again_loses_its_place(line: Line) -> None:
+    for name in "abc":
+        line.ask(name, 100)
+    line.admit()
+    line.let_go("b")
+    line.now_s += TICKET_S + 1
+    line.close("a")
+    assert line.admit() == "c"
+    assert line.line.num_expired == 1
+
+
+def test_who_is_let_in_while_he_does_not_ask_holds_the_room_only_for_a_while(line: Line) -> None:
+    line.ask("a", 100)
+    line.let_go("a")
+    assert line.line.admit(100, 0.0) == [Key("", "a")]
+    line.ask("b", 100)
+    line.now_s += TICKET_S
+    assert line.admit() == ""
+    line.now_s += 1
+    assert line.admit() == "b"
+
+
+def test_a_session_whose_client_is_gone_ends_but_not_while_a_request_runs(line: Line) -> None:
+    line.ask("a", 100)
+    line.admit()
+    line.line.begin(Key("", "a"), 0.0)
+    line.ask("b", 100)
+    line.now_s += IDLE_S + 1
+    assert line.admit() == ""
+    line.line.end(Key("", "a"), 100, line.now_s)
+    line.now_s += IDLE_S
+    assert line.admit() == ""
+    line.now_s += 1
+    assert line.admit() == "b"
+
+
+def test_a_place_that_is_closed_is_no_place_and_what_is_not_there_is_not_closed(line: Line) -> None:
+    for name in "abc":
+        line.ask(name, 100)
+    line.admit()
+    assert (line.close("b"), line.close("b"), line.place("b"), line.place("c")) == (True, False, 0, 1)
+
+
+def test_an_owner_has_a_bounded_number_of_places_and_so_has_the_line(line: Line) -> None:
+    for number in range(MAX_OF_OWNER):
+        line.line.ask(Key("one", str(number)), 1, 0.0)
+    with pytest.raises(Overloaded, match="close one"):
+        line.line.ask(Key("one", "more"), 1, 0.0)
+    for number in range(MAX_WAITING - MAX_OF_OWNER):
+        line.line.ask(Key("", str(number)), 1, 0.0)
+    with pytest.raises(Overloaded):
+        line.line.ask(Key("another", "x"), 1, 0.0)
+    line.line.ask(Key("one", "0"), 1, 0.0)  # who has a place asks again
+
+
+def test_random_sessions_never_fill_more_than_the_pools_when_they_are_let_in_and_nobody_starves() -> None:
+    rng, line = random.Random(0), Line()
+    waited: dict[str, int] = {}
+    for number in range(600):
+        if rng.random() < 0.5 and len(waited) < 40:
+            line.ask(name := str(number), rng.randint(1, 130))
+            waited[name] = 0
+        names = [key.session_id for key in line.line._in]
+        if names and rng.random() < 0.6:
+            line.close(rng.choice(names))
+        before = line.line.num_tokens
+        admitted = line.line.admit(line.capacity, line.now_s)
+        assert not admitted or line.line.num_tokens <= line.capacity or (before == 0 and len(admitted) == 1)
+        for key in admitted:
+            passed = [name for name in waited if int(name) < int(key.session_id)]
+            del waited[key.session_id]
+            for name in set(passed) & waited.keys():
+                waited[name] += 1
+        assert all(passes <= MAX_PASSES for passes in waited.values())
+
+
+def test_a_router_has_its_share_of_the_smaller_side_of_the_pools() -> None:
+    pairs = [Pair(1, 3), Pair(2, 3), Pair(1, 4), Pair(2, 4)]
+    pool_tokens = {1: 100, 2: 50, 3: 80, 4: 40, 5: 1000}
+    assert share_of(pairs, pool_tokens, 1) == 120
+    assert share_of(pairs, pool_tokens, 3) == 40
+    assert share_of([Pair(1, 1), Pair(5, 5)], pool_tokens, 0) == 1100
+    assert share_of([], pool_tokens, 1) == 0
