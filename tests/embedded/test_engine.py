@@ -19,8 +19,6 @@ from diptych.engine.frontend.scheduler_client import SchedulerDied
 from diptych.engine.options.config import KvWindows
 from diptych.generation.finish import Finish
 
-pytestmark = pytest.mark.model
-
 SIMULATED = EngineOptions(device="sim", sim_timing=("step=5000",), kv_cache_mib=4)
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 

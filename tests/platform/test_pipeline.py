@@ -19,8 +19,6 @@ import pytest
 from diptych.engine import Engine, SamplingParams
 from diptych.v1 import bootstrap_pb2
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any
 Start = Callable[..., Platform]
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)

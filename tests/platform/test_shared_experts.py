@@ -16,8 +16,6 @@ import pytest
 from diptych.engine import Engine, SamplingParams
 from diptych.v1 import bootstrap_pb2
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any
 DEEP = pytest.mark.skipif(not os.environ.get("DIPTYCH_DEEP_CHECKS"), reason="the other one's death shows the same")
 MOVING = "--rebalance-experts 40 --redundant-experts 2"

@@ -14,6 +14,8 @@ from two_gpus import needs_two_gpus
 
 from diptych.v1.rank_pb2 import Meeting
 
+pytestmark = pytest.mark.integration
+
 SCRIPT = Path(__file__).with_name("communicate.py")
 
 

@@ -14,6 +14,8 @@ from two_gpus import needs_two_gpus
 
 from diptych.engine import Engine, EngineOptions, SamplingParams
 
+pytestmark = pytest.mark.integration
+
 SCRIPT: Final = Path(__file__).with_name("share_with_peers.py")
 ONE: Final = EngineOptions(device="cuda", dtype="float32", kv_cache_mib=64, max_step_tokens=64, max_requests=16)
 BY_NCCL: Final = {"peer_exchange": "off"}
