@@ -1,4 +1,5 @@
-# `make serve` runs everything on this machine; `make test` checks everything. Both set up .venv on first use.
+# `make serve` runs everything on this machine; `make unit` runs unit tests; `make test` checks everything. They set up .venv
+# on first use.
 #
 #   make serve ARGS="--decode 2"     more options; .venv/bin/diptych up --help lists them
 #   make serve PYTHON=python3.12     an interpreter other than python3
@@ -28,13 +29,13 @@ EXTRAS := demo$(if $(COMPILER),,$(comma)compiler)
 LOCKS := $(patsubst %,locks/%.lock,build sim cpu serve $(if $(COMPILER),,compiler)) $(TORCH_LOCK)
 INPUTS := pyproject.toml constraints.txt $(wildcard locks/*.lock)
 
-.PHONY: serve test gpu e2e nixl helm helm3 lint bench chaos fuzz proto constraints lock chart package images clean
+.PHONY: serve test unit gpu e2e nixl helm helm3 lint bench chaos fuzz proto constraints lock chart package images clean
 
 serve: .venv/serve.stamp
 	@$(BIN)/diptych up $(ARGS)
 
 # Compiled once for all processes that tests start, whatever the environment says.
-test: export PYTHONDONTWRITEBYTECODE :=
+test unit: export PYTHONDONTWRITEBYTECODE :=
 # Three at a time, for two cores: one of them waits more than it computes. Tests that measure run one after another
 # (tests/conftest.py). `PARALLEL=`: one.
 # Linters need one core for a minute and run beside the tests; what they find is told last.
@@ -42,6 +43,11 @@ test: .venv/dev.stamp .nixl/stamp .helm/stamp
 	@$(MAKE) --no-print-directory lint > .venv/lint.log 2>&1 & lint=$$!; \
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS); tests=$$?; \
 	wait $$lint || { cat .venv/lint.log; exit 1; }; exit $$tests
+
+# Tests of one process, which start nothing: tests/support/one_process.py says which those are. Two at a time: none waits.
+unit: PARALLEL = -n 2
+unit: .venv/dev.stamp
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not integration" $(ARGS)
 
 # All tests and benchmarks for GPUs, with tables and pictures in dist/gpu: docs/operations/gpu.md. Run it again to go on where
 # it was stopped. ARGS="--budget-s 585": a part of ten minutes.
@@ -78,7 +84,8 @@ fuzz: .venv/dev.stamp
 	DIPTYCH_FUZZ_EXAMPLES=2000 DIPTYCH_DEEP_CHECKS=1 $(BIN)/python -m pytest -q --timeout=1800 tests/*/test_fuzz.py tests/engine/*/test_fuzz.py \
 		tests/kvtransfer/test_receive_fuzz.py tests/*/test_sanitized.py tests/*/*/test_sanitized.py \
 		tests/common/trust/test_certificate.py tests/router/test_openapi.py tests/kernels \
-		tests/pd/test_protocol.py tests/pd/test_protocol_states.py tests/pd/test_protocol_conversions.py tests/pd/test_workload.py \
+		tests/pd/test_protocol.py tests/pd/test_protocol_states.py tests/pd/test_protocol_conversions.py tests/pd/test_workload.py tests/pd/test_unlike_families.py \
+		tests/engine/schedule/test_workload.py tests/engine/runner/test_families.py tests/engine/runner/gpu/test_piece_graphs.py \
 		tests/platform/test_layouts.py tests/platform/test_images.py tests/platform/test_pipeline.py \
 		tests/platform/test_tensor_parallel.py tests/platform/test_shared_experts.py \
 		tests/embedded/test_engine_adapters.py tests/embedded/test_file_cache.py tests/chaos/test_chaos.py $(ARGS)

@@ -66,7 +66,8 @@ def _measure(report: Report, name: str, seed: int, span_s: float) -> None:
     setup = Setup(begin, POLICIES[0], slo=slo, more=worker, bounds=Limits(budget_gpus=MOST))
     planned = simulate(setup, calls, Planner())
     found = hindsight(setup, calls, POLICIES, lambda outcome: summary(outcome, slo).good, MOST)
-    best, good = max(found.static, found.divided, key=lambda each: each.good), summary(planned, slo).good
+    best = max(found.static, found.divided, key=lambda each: (each.good, -each.gpu_hours))
+    good = summary(planned, slo).good
     bound = fluid(calls, slos, worker, MOST)
     beside = {
         "GPU-hours of hindsight's": planned.gpu_s / 3600 / best.gpu_hours,

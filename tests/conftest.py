@@ -7,7 +7,7 @@ import gc
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ import hypothesis
 import numpy as np
 import pytest
 import tokenizers
+from one_process import UNITS, OneProcess, lies_among_integration_tests, mark_integration_tests
 from pairs import covering
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -53,6 +54,10 @@ FAMILIES: Final = (  # one worker makes their models, each once
 )
 
 
+TESTS: Final = Path(__file__).parent
+BEGUN_WITH: Final = ("architectures", "engine", "kernels")  # folders; the last two see to it what Triton is to be
+
+
 class Groups(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """With `-n 3`: what measures time or counts shared memory runs one test at a time, beside all others.
 
@@ -70,9 +75,46 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         return "families" if module in FAMILIES else module
 
 
+ONE_PROCESS: Final = OneProcess()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with ONE_PROCESS.holds(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, None, None]:
+    yield
+    ONE_PROCESS.check()
+
+
+@pytest.fixture
+def one_process() -> OneProcess:
+    """Who sees what a unit test starts."""
+    return ONE_PROCESS
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each worker collects all tests, but begins with other ones, so that they compile files for each other."""
+    if hasattr(config, "workerinput") and [Path(each).resolve() for each in config.args] == [TESTS]:
+        first = BEGUN_WITH[int(config.workerinput["workerid"].removeprefix("gw")) % len(BEGUN_WITH)]
+        folders = sorted(each.name for each in TESTS.iterdir() if next(each.rglob("test_*.py"), None))
+        at = folders.index(first)
+        config.args = [str(TESTS / each) for each in folders[at:] + folders[:at]]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Unit tests need not wait until others are collected."""
+    return (config.option.markexpr == UNITS and lies_among_integration_tests(collection_path)) or None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what shows nothing more: where `-m` chooses, and in `make fuzz`, nothing is."""
-    if config.option.markexpr or "DIPTYCH_FUZZ_EXAMPLES" in os.environ:
+    """Leave out what shows nothing more: where `-m` asks for GPUs, and in `make fuzz`, nothing is."""
+    mark_integration_tests(items)
+    if "gpu" in config.option.markexpr or "DIPTYCH_FUZZ_EXAMPLES" in os.environ:
         return
     left_out = _of_gpus(items) | _beyond_pairs(items)
     items[:] = [item for item in items if item not in left_out]
@@ -92,14 +134,19 @@ def _beyond_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
     """
     products: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if "tests/kernels/" in item.nodeid and not item.get_closest_marker("gpu") and hasattr(item, "callspec"):
+        is_of_kernels = "tests/kernels/" in item.nodeid or _is_interpreted(item)
+        if is_of_kernels and not item.get_closest_marker("gpu") and hasattr(item, "callspec"):
             products.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept = [[of[at] for at in covering([*map(_values, of)], _num_together(name))] for name, of in products.items()]
+    kept = [[of[at] for at in covering([*map(_values, of)], _num_together(of[0]))] for of in products.values()]
     return {item for of in products.values() for item in of} - {item for of in kept for item in of}
 
 
-def _num_together(name: str) -> int:
-    return 1 if "tests/kernels/gpu/" in name else 2
+def _num_together(item: pytest.Item) -> int:
+    return 1 if "tests/kernels/gpu/" in item.nodeid or _is_interpreted(item) else 2
+
+
+def _is_interpreted(item: Any) -> bool:
+    return "device" in item.fixturenames and hasattr(item, "callspec") and item.callspec.params.get("device") == "cpu"
 
 
 def _values(item: Any) -> dict[str, str]:
@@ -674,6 +721,30 @@ CASES: Final = {
 }
 
 
+ATTENDS, MIXES, SLIDES = "full_attention", "linear_attention", "sliding_attention"
+KINDS: Final = [MIXES, ATTENDS, MIXES, MIXES, ATTENDS, ATTENDS, MIXES]
+SEVEN: Final = {"num_hidden_layers": len(KINDS), "layer_types": KINDS}
+LONGER: Final = {  # with layers of each kind for three stages, of which each has another number
+    "qwen3.5 moe, seven layers": Case("Qwen3_5Moe", DELTA_NET | GATED_MOE | SEVEN),
+    "kimi linear, seven layers": Case("KimiLinear", KIMI | SEVEN),
+    "nemotron h, ten layers": Case(
+        "NemotronH",
+        NEMOTRON | {"layers_block_type": [MIXES, ATTENDS, "moe", MIXES, "mlp", ATTENDS, MIXES, MIXES, ATTENDS, "moe"]},
+    ),
+    "gpt oss, six layers": Case("GptOss", GPT_OSS | {"num_hidden_layers": 6}),
+    "olmo3, eight layers": Case(
+        "Olmo3",
+        {"num_hidden_layers": 8, "sliding_window": 16, "layer_types": [*[SLIDES] * 3, ATTENDS, *[SLIDES] * 3, ATTENDS]},
+    ),
+    "llama 4, eight layers": Case("Llama4", LLAMA4 | {"num_hidden_layers": 8}),
+    "lfm2, seven layers": Case(
+        "Lfm2",
+        {"layer_types": [each if each == ATTENDS else "conv" for each in KINDS], "num_hidden_layers": len(KINDS)}
+        | {"tie_word_embeddings": True, "block_auto_adjust_ff_dim": False},
+    ),
+}
+
+
 @pytest.fixture(scope="session")
 def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A tiny Qwen2.5-VL as a folder, with tokenizer and template, and as transformers computes it."""
@@ -711,7 +782,7 @@ class TinyModel:
 @pytest.fixture(scope="session", params=CASES)
 def family_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """One of each family and of each of its variants, in several shards."""
-    case = CASES[request.param]
+    case = (CASES | LONGER)[request.param]
     if not _is_known(case):
         pytest.skip("this transformers knows the family not, or not yet with these settings")
     return _tiny_model(case, tmp_path_factory.mktemp("tiny"))

@@ -11,16 +11,20 @@ output tokens a second, each in an engine of its own, one after the other, the s
 compared. *same tokens*: the share of requests whose tokens are those of one GPU. *widest margin*: where tokens first
 differ, how much likelier one GPU took its own to be, at most: sums in another order turn what is nearly a tie, and
 nothing else.
+*overlap* (with `--only overlap` alone): what halves of steps that take turns gain, or cost. First layers by themselves
+(`bench/overlapped_layers.py`), then engines of the shape above, by NCCL, with `--overlap-batches` and without: 128
+requests of 32 tokens in and 32 out, and 64 of 1,024 in and one out, tokens a second of the second of two bursts.
 
-    PYTHONPATH=bench python bench/gpu/shared_experts.py [--only exchange|engine] [--quick] [--json]
+    PYTHONPATH=bench python bench/gpu/shared_experts.py [--only exchange|engine|overlap] [--quick] [--json]
     ... --only engine --device cpu --quick      # a tiny shape: shows that it works, on any machine
 
-Needs two GPUs. Exchange takes about 20 s, each engine about 15 s.
+Needs two GPUs. Exchange takes about 20 s, each engine about 15 s; of overlap an engine takes about 35 s.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 import random
 import statistics
 import subprocess
@@ -32,6 +36,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+import overlapped_layers
 import torch
 from llama_8b import model_folder
 from report import Report, arguments
@@ -108,6 +113,7 @@ SIDES: Final[Mapping[str, Mapping[str, Any]]] = {
     "one GPU": {},
 }
 SHARED: Final = "dp 2, dp-attention"
+LEAST_TOKENS: Final = 16  # of a step that has halves
 
 
 class NoWork:
@@ -183,12 +189,12 @@ def be_rank(rank: int, folder: str) -> None:
         equal = [num_rows] * NUM_RANKS
 
         def both_ways(everything: Tensor = everything, equal: Sequence[int] = equal) -> None:
-            group.exchange(group.exchange(everything, equal, equal), equal, equal)
+            group.exchange(group.exchange(everything, equal, equal)(), equal, equal)()
 
         launched = partial(by_peers.forward, x, chosen, shares, out)
         works = launched, recorded(launched, device), partial(by_nccl.forward, x, chosen, shares, out), both_ways
         slower = torch.tensor([[timed(work, device) for work in works]], device=device)
-        slower = group.all_gather(slower).amax(0)
+        slower = group.all_gather(slower)().amax(0)
         words = [profiled(work) for work in (works[0], works[2])]
         if rank == 0:
             print(json.dumps([num_rows, slower.tolist(), words]), flush=True)
@@ -246,6 +252,43 @@ def measure_engines(report: Report, device: str, *, quick: bool) -> None:
     report.row(BENCH, "widest margin that was turned", widest.pop(SHARED), "nats", peers=widest)
 
 
+def measure_overlap(report: Report, device: str, *, quick: bool) -> None:
+    shape = dict(SHAPE) | (TINY if device == "cpu" else {})
+    loads = {
+        "output": ((16, 32, 8) if quick else (128, 32, 32), 1),
+        "prompts": ((8, 256, 1) if quick else (64, 1024, 1), 256 if quick else 1024),
+    }
+    found: dict[str, dict[str, tuple[float, list[Sequence[int]]]]] = {}
+    with model_folder(shape) as folder:
+        for name, least_tokens in (("whole", 0), ("halves", LEAST_TOKENS)):
+            asked: Any = {"device": device, "kv_events": "off", "dp": 2, "dp_attention": True, "peer_exchange": "off"}
+            options = EngineOptions(load_format="dummy", overlap_batches=least_tokens, **asked)
+            with Engine(str(folder), options, dispatch="round_robin") as engine:
+                found[name] = {
+                    load: timed_burst(engine, shape["vocab_size"], *sizes, counted)
+                    for load, (sizes, counted) in loads.items()
+                }
+    for load in loads:
+        (whole, expected), (halves, tokens) = found["whole"][load], found["halves"][load]
+        report.row(BENCH, f"{load}, halves that take turns", halves, "tokens/s", whole, "whole", halves / whole)
+        same = sum(map(operator.eq, tokens, expected)) / len(tokens)
+        report.row(BENCH, f"{load}, same tokens as whole", same, "of 1")
+
+
+def timed_burst(
+    engine: Engine, num_ids: int, count: int, num_in: int, num_out: int, counted: int
+) -> tuple[float, list[Sequence[int]]]:
+    """Return tokens a second, and the outputs. `counted` tokens of a request for each that is put out."""
+    params = SamplingParams(max_tokens=num_out, temperature=0.0, ignore_eos=True)
+    for seed in (1, 2):
+        rng = random.Random(seed)
+        prompts = [rng.choices(range(2, num_ids), k=num_in) for _ in range(count)]
+        began_s = time.perf_counter()
+        answers = engine.generate_batch(prompts, params)
+    speed = count * num_out * counted / (time.perf_counter() - began_s)
+    return speed, [each.token_ids for each in answers]
+
+
 def first_gaps(found: Sequence[Generation], expected: Sequence[Generation]) -> list[float]:
     """Return of each answer how much less likely its first other token was to who gave the expected one; 0: none is.
 
@@ -268,7 +311,7 @@ def first_gaps(found: Sequence[Generation], expected: Sequence[Generation]) -> l
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--only", choices=("exchange", "engine"))
+    parser.add_argument("--only", choices=("exchange", "engine", "overlap"))
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--rank", type=int, help="be this rank of two that meet in --folder")
     parser.add_argument("--folder")
@@ -278,6 +321,11 @@ def main() -> None:
             be_rank(options.rank, options.folder)
         return
     with Report(as_json=options.json) as report:
+        if options.only == "overlap":
+            if options.device == "cuda":
+                overlapped_layers.measure(report, BENCH, on_gpus=True, delay_ms=0.0)
+            measure_overlap(report, options.device, quick=options.quick)
+            return
         if options.only != "engine":
             measure_exchange(report)
         if options.only != "exchange":

@@ -8,10 +8,13 @@ from tiny_config import tiny_config
 
 from diptych.architectures.config import ModelConfig, Moe, Stage
 from diptych.architectures.placement import llama
+from diptych.architectures.recurrent import Recurrent, ShortConv
 from diptych.architectures.stages import check_stages, of_stage, stage_layers, target_in_stage
 from diptych.common.errors import ConfigError
+from diptych.engine.values.kv_regions import kv_regions
 
 MOE = Moe(num_experts=4, experts_per_token=2, ffn_size=32, normalize=True, dense_layers=frozenset({0, 1}))
+MIXER = ShortConv(64, 3)
 MODEL = tiny_config(num_layers=7)
 
 
@@ -44,9 +47,11 @@ def test_no_other_cut_has_a_lighter_heaviest_stage(num_stages: int, tied: bool, 
 
 
 def test_a_stage_is_a_model_of_its_layers_which_it_counts_from_0() -> None:
-    model = replace(MODEL, windows=(0, 8, 8, 8, 0, 8, 8), moe=MOE, still_layers=frozenset({2, 4}), tie_embeddings=True)
+    windows = (0, 8, 8, 8, 0, 8, 8)
+    model = replace(MODEL, windows=windows, keeps_all=True, moe=MOE, still_layers=frozenset({2, 4}))
+    model = replace(model, tie_embeddings=True)
     stage = of_stage(model, range(1, 5))
-    assert (stage.num_layers, stage.windows, stage.stage) == (4, (8, 8, 8, 0), Stage(1, 7))
+    assert (stage.num_layers, stage.windows, stage.stage) == (4, (8, 8, 8, 0), Stage(1, 7, (*range(7),), 1, ()))
     assert (stage.still_layers, [stage.is_moe(layer) for layer in range(4)]) == (
         frozenset({1, 3}),
         [False, True, True, True],
@@ -58,6 +63,22 @@ def test_a_stage_is_a_model_of_its_layers_which_it_counts_from_0() -> None:
         (True, False, False),
         (False, True, True),
     ]
+
+
+def test_each_stage_has_layers_that_attend_and_layers_that_keep_a_state() -> None:
+    """However heavy it is: here most weights are in the first layers, none of which attends."""
+    heavy = Moe(num_experts=64, experts_per_token=2, ffn_size=64, normalize=True, dense_layers=frozenset(range(3, 8)))
+    model = tiny_config(num_layers=8, moe=heavy, recurrent=Recurrent((0, 1, 2, 4, 5, 7), MIXER), ffn_only=frozenset())
+    assert stage_layers(model, 2) == (range(4), range(4, 8))
+    found = [of_stage(model, layers) for layers in stage_layers(model, 2)]
+    assert [each.recurrent and each.recurrent.layers for each in found] == [(0, 1, 2), (0, 1, 3)]
+    assert [each.attention_layers for each in found] == [(3,), (2,)]
+    assert {each.stage and (each.stage.kept, each.stage.recurrent) for each in found} == {((3, 6), (0, 1, 2, 4, 5, 7))}
+    with pytest.raises(ConfigError, match=r"--pp 3 is more than the 2 layers of .* that attend"):
+        stage_layers(model, 3)
+    apart = replace(model, recurrent=Recurrent((0, 1, 2, 3), MIXER))
+    with pytest.raises(ConfigError, match=r"--pp 2: no cut gives each stage of .* layers that attend, and layers that"):
+        stage_layers(apart, 2)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -78,8 +99,23 @@ def test_what_stages_can_not_have_is_refused_in_words() -> None:
     """Families that a pipeline is not for are in `tests/engine/runner/test_families.py`."""
     with pytest.raises(ConfigError, match="--pp 8 is more than the 7 layers"):
         check_stages(MODEL, 8)
-    windowed = replace(MODEL, windows=(0, *(8,) * 6))
-    with pytest.raises(ConfigError, match="pages of their own: --kv-windows keep gives"):
+    windowed = replace(MODEL, windows=(0, 8, 8, 0, 8, 8, 8))
+    with pytest.raises(ConfigError, match="pages of their own, not all full: --kv-windows keep gives"):
         check_stages(windowed, 2)
     check_stages(windowed, 1)
     check_stages(replace(windowed, keeps_all=True), 2)
+    with pytest.raises(ConfigError, match=r"no cut gives .* as many layers of each window's pages as of those that"):
+        stage_layers(replace(MODEL, windows=(0, 8, 8, 0, 8, 8), num_layers=6), 3)
+
+
+def test_stages_with_windows_of_their_own_have_the_same_places_of_all_groups() -> None:
+    model = tiny_config(num_layers=12, windows=(8, 8, 8, 0) * 3)
+    assert model.page_groups == ((3, 7, 11), (0, 4, 8), (1, 5, 9), (2, 6, 10))
+    cuts = stage_layers(model, 2)
+    assert cuts == (range(8), range(8, 12))
+    first, last = (of_stage(model, layers) for layers in cuts)
+    assert first.page_groups == ((3, 7), (0, 4), (1, 5), (2, 6))
+    assert last.page_groups == ((3,), (0,), (1,), (2,))
+    regions = [kv_regions(each, "float32")[0] for each in (first, last)]
+    assert [(each.layers, each.total_layers) for each in regions] == [((0, 1), (0, 1, 2)), ((2,), (0, 1, 2))]
+    assert [stage_layers(model, 3)[-1], len(stage_layers(model, 3))] == [range(8, 12), 3]

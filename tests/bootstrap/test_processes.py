@@ -17,6 +17,8 @@ from diptych.common.net.ports import free_port
 from diptych.common.trust.trust import TrustConfig
 from diptych.v1.bootstrap_pb2 import INSTANCE_STATE_READY, ROLE_PREFILL, Instance
 
+pytestmark = pytest.mark.integration
+
 TIMEOUT_S = 200.0
 TRUST = TrustConfig().trust()
 

@@ -21,7 +21,7 @@ NOBODY_FAILS = ("rolling-restart", *DEEP, "no-bootstrap", "same-address", "recon
 SCENARIOS = (*NOBODY_FAILS, "faults")
 TIMEOUT_S = 2400  # only for what hangs
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(TIMEOUT_S + 20)]
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 20)
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
 from drill.component import Component
 from drill.network import HERE
-
-pytestmark = pytest.mark.platform
 
 
 def test_the_end_of_a_process_is_not_that_of_the_one_that_somebody_has_started_in_its_place(tmp_path: Path) -> None:

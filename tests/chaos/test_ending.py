@@ -17,7 +17,7 @@ CHAOS = Path(__file__).parents[2] / "bench" / "chaos.py"
 MARK = "DIPTYCH_TEST_DRILL"
 TIMEOUT_S = 200
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(3 * TIMEOUT_S)]
+pytestmark = pytest.mark.timeout(3 * TIMEOUT_S)
 
 
 def started_by(drill: Path) -> Iterator[psutil.Process]:

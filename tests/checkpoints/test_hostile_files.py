@@ -15,6 +15,8 @@ import hostile_files
 import pytest
 from hostile_files import CONFIG, HUGE, gguf, key, safetensors, table, tensor, text
 
+pytestmark = pytest.mark.integration
+
 MAX_BYTES: Final = 64 << 20  # the largest header here has 16 MB
 Case = tuple[str, Path]  # how to open it, and where it is
 

@@ -13,14 +13,12 @@ from diptych.checkpoints.source import DEMO_NAMES, SIMULATED, ModelSource, open_
 from diptych.common.errors import ConfigError
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("name", ["smollm2", "SmolLM2-135M-Instruct"])
 def test_the_small_model_has_two_names_and_one_identity(small_model: ModelSource, name: str) -> None:
     opened = open_model(name)
     assert (opened.config, opened.weights_id) == (small_model.config, small_model.weights_id)
 
 
-@pytest.mark.model
 def test_a_gguf_path_opens_the_same_weights_under_the_files_name(
     small_model: ModelSource, small_model_path: Path
 ) -> None:

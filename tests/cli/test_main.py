@@ -60,6 +60,7 @@ def test_every_command_has_a_configuration_and_a_main(name: str) -> None:
     assert callable(module.main)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("argv", [["--help"], ["up", "--help"], ["version"]])
 def test_help_needs_no_heavy_import(argv: list[str]) -> None:
     heavy = "torch", "grpc", "numpy", "fastapi", "zmq", "tokenizers"
@@ -76,6 +77,7 @@ sys.exit(",".join(name for name in {heavy!r} if name in sys.modules))
     assert (result.returncode, result.stderr) == (1, "\n")
 
 
+@pytest.mark.integration
 def test_a_worker_with_too_little_kv_memory_says_so_before_it_starts_another_process() -> None:
     options = [
         "--model",

@@ -48,6 +48,7 @@ def test_an_error_of_the_service_comes_through() -> None:
         asyncio.run(run_until_signal(serve))
 
 
+@pytest.mark.integration
 def test_a_process_that_does_not_stop_in_its_grace_period_is_killed_even_if_its_loop_is_blocked() -> None:
     code = """
     import asyncio, os, signal, time

@@ -20,6 +20,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.integration
 def test_a_library_for_a_named_processor_needs_no_compiler_once_it_is_there(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -34,6 +35,7 @@ def test_a_library_for_a_named_processor_needs_no_compiler_once_it_is_there(
     assert ctypes.CDLL(str(built)).answer() == 42
 
 
+@pytest.mark.integration
 def test_code_for_another_processor_is_another_library(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = set()
     for march in ("", "x86-64", "x86-64-v2"):
@@ -42,6 +44,7 @@ def test_code_for_another_processor_is_another_library(source: Path, monkeypatch
     assert len(built) == 3
 
 
+@pytest.mark.integration
 def test_a_library_is_built_anew_when_one_of_its_parts_changes(source: Path, tmp_path: Path) -> None:
     part = tmp_path / "parts" / "answer.c"
     part.parent.mkdir()
@@ -61,6 +64,7 @@ def test_without_a_compiler_it_is_said_what_to_install(source: Path, monkeypatch
         build_library(source)
 
 
+@pytest.mark.integration
 def test_a_full_disk_is_told_and_leaves_no_library(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

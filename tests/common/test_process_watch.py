@@ -16,6 +16,8 @@ from diptych.common.proc import own_memory
 from diptych.common.process_watch import look_at
 from diptych.common.verdicts.watch import ProcessSample
 
+pytestmark = pytest.mark.integration
+
 MIB = 2**20
 MEMORY = "held = bytearray(b'x' * (64 << 20)); print(flush=True); input()"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {MEMORY!r}])"

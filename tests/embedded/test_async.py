@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from diptych.common.errors import InternalError, InvalidRequest
 from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.generation.output_text import TextDelta
 
 SIMULATED = EngineOptions(device="sim", sim_timing=("step=50000",), kv_cache_mib=4)
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
@@ -76,6 +77,34 @@ def test_whoever_still_waits_when_the_engine_is_closed_is_told() -> None:
         engine.close()
         with pytest.raises(InternalError, match="the engine was closed"):
             waiting.result(TIMEOUT_S)
+
+
+def test_who_comes_back_to_a_closed_engine_is_told_and_may_leave_a_stream() -> None:
+    engine = Engine("sim", SIMULATED)
+    streams = [engine.stream("once upon", ENDLESS) for _ in range(2)]
+    for each in streams:
+        next(each)
+
+    async def begun() -> list[AsyncGenerator[TextDelta, None]]:
+        streams = [engine.async_stream("once upon", ENDLESS) for _ in range(2)]
+        for each in streams:
+            await anext(each)
+        engine.close()
+        return streams
+
+    async def come_back() -> None:
+        going_on, left = await begun()
+        with pytest.raises(InternalError, match="the engine was closed"):
+            await anext(going_on)
+        await left.aclose()
+
+    asyncio.run(come_back())
+    with pytest.raises(InternalError, match="the engine was closed"):
+        next(streams[0])
+    streams[1].close()
+    with pytest.raises(InternalError, match="the engine was closed"):
+        engine.generate("once upon", PARAMS)
+    engine.close()
 
 
 def test_what_is_refused_is_raised_in_the_coroutine(engine: Engine) -> None:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,8 +18,6 @@ from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.engine.frontend.scheduler_client import SchedulerDied
 from diptych.engine.options.config import KvWindows
 from diptych.generation.finish import Finish
-
-pytestmark = pytest.mark.model
 
 SIMULATED = EngineOptions(device="sim", sim_timing=("step=5000",), kv_cache_mib=4)
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
@@ -107,13 +106,13 @@ def test_a_stream_that_is_left_is_aborted_and_the_next_request_works(engine: Eng
     [
         ([], GREEDY, "empty"),
         ([10**6], GREEDY, "vocabulary"),
+        ([7, -1], GREEDY, r"prompt\[1\] is below 0"),
+        ([[0.5] * 8], GREEDY, r"prompt\[0\] is a list"),
         ("word " * 9000, GREEDY, "tokens"),
         ("hi", SamplingParams(temperature=-1.0), "temperature"),
     ],
 )
-def test_bad_input_is_refused_in_words(
-    engine: Engine, prompt: str | list[int], params: SamplingParams, words: str
-) -> None:
+def test_bad_input_is_refused_in_words(engine: Engine, prompt: Any, params: SamplingParams, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         engine.generate(prompt, params)
 

@@ -36,9 +36,18 @@ def test_a_restart_finds_what_was_in_files_and_tokens_are_the_same(tiny_folder: 
 
 
 def test_ranks_find_their_parts_of_pages_in_files(tiny_folder: Path, tmp_path: Path) -> None:
+    assert_parts_are_found(tiny_folder, tmp_path, replace(OPTIONS, tp=2))
+
+
+def test_stages_find_their_layers_of_pages_in_files(tiny_latent_experts_folder: Path, tmp_path: Path) -> None:
+    """One stage has two of three layers."""
+    assert_parts_are_found(tiny_latent_experts_folder, tmp_path, replace(OPTIONS, pp=2))
+
+
+def assert_parts_are_found(folder: Path, tmp_path: Path, options: EngineOptions) -> None:
     """Steps are short, so that prompts take long: on a busy machine, too, loads are faster."""
-    in_files = replace(OPTIONS, file_cache_dir=str(tmp_path), file_cache_mib=64, tp=2, max_step_tokens=16)
-    with Engine(str(tiny_folder), in_files) as engine:
+    in_files = replace(options, file_cache_dir=str(tmp_path), file_cache_mib=64, max_step_tokens=16)
+    with Engine(str(folder), in_files) as engine:
         expected = answers(engine)
         assert answers(engine) == expected
         expect_found(engine, expected)
@@ -62,15 +71,19 @@ def test_a_folder_that_cannot_be_used_is_said_at_the_start(tiny_folder: Path, tm
         pass
 
 
-@pytest.mark.parametrize("tp", [pytest.param(1, marks=DEEP), 2])
-def test_engines_that_share_a_store_give_to_it_and_answer_alike(tp: int, tiny_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tp", "pp"), [pytest.param(1, 1, marks=DEEP), pytest.param(2, 1, marks=DEEP), (1, 2)])
+def test_engines_that_share_a_store_give_to_it_and_answer_alike(
+    tp: int, pp: int, tiny_latent_experts_folder: Path, tmp_path: Path
+) -> None:
     """Whether such short prompts are worth a question is the machine's affair: `test_shared_tier` finds them."""
     pytest.importorskip("obstore", reason="comes with diptych[store]")
-    shared = replace(OPTIONS, shared_cache=f"file://{tmp_path}/kv", shared_cache_mib=64, tp=tp)
-    with Engine(str(tiny_folder), shared) as engine:
+    shared = replace(OPTIONS, shared_cache=f"file://{tmp_path}/kv", shared_cache_mib=64, tp=tp, pp=pp)
+    with Engine(str(tiny_latent_experts_folder), shared) as engine:
         expected = answers(engine)
         assert answers(engine) == expected
-    assert len([*(tmp_path / "kv").glob("*/*/*")]) == tp * len(PROMPTS), "of each prompt a run, of each rank its part"
-    with Engine(str(tiny_folder), shared) as engine:
+    assert len([*(tmp_path / "kv").glob("*/*/*")]) == tp * pp * len(PROMPTS), (
+        "of each prompt a run, of each rank its part"
+    )
+    with Engine(str(tiny_latent_experts_folder), shared) as engine:
         for _ in range(3):
             assert answers(engine) == expected

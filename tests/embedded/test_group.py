@@ -11,8 +11,9 @@ import pytest
 from diptych.common.members.roles import LegKind, Role
 from diptych.embedded import group as group_module
 from diptych.embedded.group import Group
+from diptych.engine.frontend.scheduler_client import SchedulerDied
 from diptych.router.workers.legs import Work
-from diptych.v1 import engine_pb2
+from diptych.v1 import admin_pb2, engine_pb2
 from diptych.v1.worker_pb2 import StartLeg
 
 
@@ -21,6 +22,7 @@ class Scheduler:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.sent: asyncio.Queue[engine_pb2.SchedulerCommands] = asyncio.Queue()
+        self.ends: list[str] = []
         self._error = error
 
     async def send(self, commands: engine_pb2.SchedulerCommands) -> None:
@@ -31,6 +33,12 @@ class Scheduler:
     async def events(self) -> AsyncIterator[engine_pb2.SchedulerEvents]:
         await asyncio.Event().wait()
         yield engine_pb2.SchedulerEvents()
+
+    async def end_companions(self) -> None:
+        self.ends.append("companions")
+
+    async def stop(self) -> None:
+        self.ends.append("its own")
 
 
 class Receiver:
@@ -81,5 +89,39 @@ def test_a_group_that_can_not_tell_its_scheduler_what_to_do_loses_its_legs_and_t
         start(group, 1, bytes(8), receiver := Receiver())
         assert "can't be told what to do: ValueError('too long')" in await receiver.lost.get()
         assert group.death is not None
+        with pytest.raises(SchedulerDied, match="can't be told"):
+            await group.queries.administer(admin_pb2.AdminCommand())
 
     run(check, Scheduler(ValueError("too long")))
+
+
+def test_a_scheduler_that_can_not_be_told_what_to_do_is_ended_with_those_that_share_its_experts() -> None:
+    """It would go on with legs that nobody waits for."""
+    scheduler: Any = Scheduler(ValueError("too long"))
+
+    async def body() -> None:
+        group = Group(scheduler, 1, Role.LOCAL, 16)
+        start(group, 1, bytes(8), Receiver())
+        async with asyncio.timeout(5):
+            await group_module._run(group)
+
+    asyncio.run(body())
+    assert scheduler.ends == ["companions", "its own"]
+
+
+def test_a_group_that_is_cancelled_ends_nobody() -> None:
+    """Whoever closes the engine does."""
+    scheduler: Any = Scheduler()
+
+    async def body() -> None:
+        group = Group(scheduler, 1, Role.LOCAL, 16)
+        start(group, 1, bytes(8), receiver := Receiver())
+        running = asyncio.create_task(group_module._run(group))
+        await scheduler.sent.get()
+        running.cancel()
+        assert await receiver.lost.get() == "the engine was closed"
+        await asyncio.gather(running, return_exceptions=True)
+        assert running.cancelled()
+
+    asyncio.run(body())
+    assert scheduler.ends == []

@@ -74,6 +74,13 @@ def test_stages_with_unlike_numbers_of_layers_have_latents_of_their_own(
     assert tokens_of(tiny_latent_experts_folder, replace(ONE, pp=2)) == expected
 
 
+def test_stages_keep_states_of_their_layers_and_guesses_see_them(
+    tiny_recurrent_folder: Path, reference: Callable[..., Engine]
+) -> None:
+    expected = tokens(reference(tiny_recurrent_folder))
+    assert tokens_of(tiny_recurrent_folder, replace(ONE, pp=2, kv_cache_mib=2, speculate="suffix")) == expected
+
+
 def test_what_tokens_look_at_is_not_told_where_each_process_has_some_layers(staged: Engine) -> None:
     with pytest.raises(InvalidRequest, match=r"has a part of the heads, or of the layers, only: .* --pp 1"):
         staged.generate([1, 2, 3], replace(GREEDY, attention=AttentionWish()))

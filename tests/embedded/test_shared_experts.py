@@ -45,18 +45,25 @@ def test_schedulers_that_share_experts_give_the_tokens_of_one(
     assert tokens(sharing) == tokens(reference(tiny_experts_folder))
 
 
+def test_steps_whose_halves_take_turns_have_the_tokens_of_one_process(
+    tiny_experts_folder: Path, reference: Callable[..., Engine]
+) -> None:
+    options = replace(ONE, dp=2, dp_attention=True, overlap_batches=2)
+    assert tokens_of(tiny_experts_folder, options) == tokens(reference(tiny_experts_folder))
+
+
 def test_experts_move_to_other_ranks_while_they_serve_and_some_are_on_two(
     tiny_latent_experts_folder: Path, reference: Callable[..., Engine]
 ) -> None:
-    """Each 5th step, by what was counted: the tokens stay those of one process."""
-    options = replace(ONE, dp=2, dp_attention=True, redundant_experts=2, rebalance_experts=5)
+    """Each 5th step, by what was counted: the tokens stay those of one process. Steps of several requests are cut."""
+    options = replace(ONE, dp=2, dp_attention=True, redundant_experts=2, rebalance_experts=5, overlap_batches=2)
     assert tokens_of(tiny_latent_experts_folder, options) == tokens(reference(tiny_latent_experts_folder))
 
 
 def test_two_ranks_of_two_schedulers_share_experts_and_latents_are_of_each_scheduler(
     tiny_latent_experts_folder: Path, reference: Callable[..., Engine]
 ) -> None:
-    options = replace(ONE, dp=2, tp=2, dp_attention=True)
+    options = replace(ONE, dp=2, tp=2, dp_attention=True, overlap_batches=2)
     assert tokens_of(tiny_latent_experts_folder, options) == tokens(reference(tiny_latent_experts_folder))
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from random import Random
 
+import pytest
 import stop_expressions
 from fuzzing import NUM_EXAMPLES
 from stop_expressions import compiled, ordinary
@@ -59,6 +60,7 @@ def test_text_ends_where_python_finds_a_match_after_each_character_wherever_it_w
     assert num_taken // 4 < num_stopped < num_taken
 
 
+@pytest.mark.integration
 def test_what_is_made_to_cost_much_is_refused_or_bounded_in_memory_steps_and_searches() -> None:
     """The bounds, and the memory limit, are in `stop_expressions`: it may die of them, hence in its own process."""
     command = [sys.executable, stop_expressions.__file__, str(25 * NUM_EXAMPLES), str(NUM_EXAMPLES)]

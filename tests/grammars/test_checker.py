@@ -17,6 +17,8 @@ from diptych.grammars.check_terms import MAX_BYTES
 from diptych.grammars.checker import Checked, Checker, Outcome
 from diptych.grammars.source import source_of
 
+pytestmark = pytest.mark.integration
+
 GOOD = Grammar(GrammarKind.REGEX, "a+", Preamble("", "</t>"))
 
 

@@ -179,7 +179,6 @@ def test_outputs_are_valid_under_random_schemas(byte_tokenizer: Tokenizer, kind:
         VALIDATOR(schema, format_checker=VALIDATOR.FORMAT_CHECKER).validate(value)
 
 
-@pytest.mark.model
 def test_outputs_of_the_small_models_vocabulary_are_valid_too(small_model: ModelSource) -> None:
     tokenizer = small_model.tokenizer()
     compiler = Compiler(tokenizer, small_model.config.vocab_size, small_model.config.eos_ids)
@@ -370,7 +369,6 @@ def test_what_an_output_takes_beyond_its_tokens_is_owed_once_and_little_is_free(
 
 
 @pytest.mark.parametrize("num_properties", [20, 100])
-@pytest.mark.model
 def test_ordinary_objects_need_a_third_of_the_items_of_a_mask(small_model: ModelSource, num_properties: int) -> None:
     source, config = small_model, small_model.config
     vocabulary = llguidance.LLTokenizer(
@@ -386,7 +384,6 @@ def test_ordinary_objects_need_a_third_of_the_items_of_a_mask(small_model: Model
     assert matcher.error is None
 
 
-@pytest.mark.model
 def test_a_mask_of_too_many_items_is_not_computed(small_model: ModelSource) -> None:
     compiler = Compiler(small_model.tokenizer(), small_model.config.vocab_size, small_model.config.eos_ids)
     with pytest.raises(InvalidRequest, match=r"Too many items \(limit 4000; mask\)"):

@@ -91,7 +91,6 @@ def test_a_grammar_that_takes_long_to_force_is_not_asked_again(byte_tokenizer: T
     assert matcher.forced() == ()
 
 
-@pytest.mark.model
 def test_names_of_a_schema_are_forced_in_the_model_s_own_tokens(small_model: ModelSource) -> None:
     tokenizer = small_model.tokenizer()
     matcher = matcher_of(tokenizer, Grammar.from_schema(SCHEMA), '{"name": "Bob", "', small_model.config.vocab_size)

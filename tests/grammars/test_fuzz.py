@@ -25,6 +25,8 @@ from diptych.grammars.checker import Checker, Outcome
 from diptych.grammars.compiler import Compiler
 from diptych.tokens.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.integration
+
 MAX_GROWTH_BYTES = 2 << 30  # of address space, by all that passed
 ATOMS = ("a", "b", ".", r"\d", r"\w", "[^a]", r"\p{L}", "é", "(?i:a)")
 

@@ -109,8 +109,9 @@ def test_the_pods_of_a_group_reach_each_other_at_any_port_and_strangers_do_not()
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"options": {"tp": 3}}, "options.tp is 3, which can't be divided among 2 nodes"),
-        ({"options": {"tp": 2, "pp": 2}}, "options.pp is 2, but all stages of a worker are on one node"),
+        ({"options": {"tp": 3}}, "options.tp 3 can't be divided among 2 nodes"),
+        ({"options": {"tp": 1, "pp": 3}}, "options.pp 3 can't be divided among 2 nodes"),
+        ({"options": {"tp": 2, "pp": 3}}, "a node would have 3 ranks, and a stage lie on two nodes"),
         ({"options": {"tp": 2, "dp": 2}}, "options.dp is 2, but a worker over several nodes has one scheduler"),
         ({"autoscaling": {"hpa": {"enabled": True}}}, "autoscaling is for workers of one pod"),
         ({"gpu": {"count": 4}}, "make 2 processes on each of 2 nodes, each with one GPU"),

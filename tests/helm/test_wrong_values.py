@@ -105,8 +105,6 @@ WRONG = {
     "workers: {rdma: {enabled: true, require: true}, options: {kvRequire: shm}}": "options.kvRequire is shm: leave one",
     "workers: {options: {kvBackend: nixl, kvRequire: rdma}}": "kvBackend nixl does not tell its lanes",
     "workers: {gpu: {count: 2}, options: {pp: 4}}": "options.tp 1 .* options.pp 4 .* options.dp 1 make 4",
-    "workers: {fileCache: {mib: 64}, options: {pp: 2}}": "options.pp is 2, but stages keep no KV in files or a store",
-    "workers: {sharedCache: {url: 's3://kv'}, options: {tp: 2}}": "sharedCache.url needs options.tp 1",
     "workers: {sharedCache: {url: 's3://kv'}, gpu: {count: 1}}": "sharedCache.url is s3://kv, but KV of GPUs is not",
     "workers: {sharedCache: {url: 'file:///kv'}}": "a directory needs a size",
     "workers: {sharedCache: {url: 's3://kv', mib: 64}}": "a bucket a lifecycle rule",

@@ -52,11 +52,18 @@ DEVICE_TRANSPORTS: dict[str, str] = {  # by device and path
     "cuda-put": "auto",
     "cuda-staged": "tcp",
 }
+IN_THIS_PROCESS = ("inproc", "ranked")  # kinds of `make_end`
 FAST: dict[str, Any] = {"heartbeat_s": 0.1, "heartbeat_misses": 30, "connect_s": 5.0}  # patient with busy machines
 HUNG_S = 60.0  # that nothing takes on however busy a machine
 
 NIXL_VARIABLE = "DIPTYCH_NIXL_PATH"
 NIXL_FOLDER = Path(os.environ.get(NIXL_VARIABLE, Path(__file__).parents[2] / ".nixl"))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Ends in processes of their own are for integration tests."""
+    if hasattr(item, "callspec") and item.callspec.params.get("make_end", "inproc") not in IN_THIS_PROCESS:
+        item.add_marker("integration")
 
 
 class End:
@@ -631,15 +638,16 @@ def nixl(transports: str) -> Any:
 
 
 @pytest.fixture(params=["inproc", "ranked", "shm", "tcp", *device_kinds(), nixl("shm")])
-def make_end(request: pytest.FixtureRequest, make_child_end: Make, make_ranked_end: Make) -> Iterator[Make]:
+def make_end(request: pytest.FixtureRequest, make_ranked_end: Make) -> Iterator[Make]:
     """Makes ends of one kind of transport. NIXL over TCP is tried where processes matter (`make_process_end`)."""
+    make_child_end = None if request.param in IN_THIS_PROCESS else request.getfixturevalue("make_child_end")
     network = InprocNetwork()
     made: list[InprocEnd] = []
 
     def make(instance_id: int, layout: PoolLayout = LAYOUT, **options: Any) -> Any:
         if request.param == "ranked":
             return make_ranked_end(instance_id, layout)
-        if request.param != "inproc":
+        if make_child_end:
             return make_child_end(request.param, instance_id, layout, **options)
         made.append(InprocEnd(network, instance_id, layout, options.get("only_granted", False)))  # it has no clock
         return made[-1]

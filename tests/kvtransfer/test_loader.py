@@ -61,6 +61,7 @@ def test_transports_that_were_asked_for_are_not_the_environments_choice() -> Non
     assert ucx_settings("tcp", {"UCX_TLS": "all"})["TLS"] == "tcp,self"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("compiler", ["cc", f"{sys.executable} -m ziglang cc"])
 def test_the_shim_builds_and_binds_to_the_loaded_ucx(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str
@@ -76,6 +77,7 @@ def test_the_shim_builds_and_binds_to_the_loaded_ucx(
     assert list(built.parent.iterdir()) == [built]
 
 
+@pytest.mark.integration
 def test_a_failed_build_shows_the_compilers_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIPTYCH_CACHE_DIR", str(tmp_path))
     source = tmp_path / "broken.c"

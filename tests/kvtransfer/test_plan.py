@@ -144,7 +144,7 @@ def unpack(case: Case, dst_pages: Array, pools: list[Array]) -> None:
                 parts.unpack(pools[dst.rank][page])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(cases())
 def test_every_number_arrives_where_it_belongs_in_one_run_a_page_and_part(case: Case) -> None:
     rng = np.random.default_rng(case.seed)

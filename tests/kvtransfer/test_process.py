@@ -37,6 +37,7 @@ def test_we_are_here() -> None:
     assert not is_gone(own_identity())
 
 
+@pytest.mark.integration
 def test_a_process_is_gone_when_it_was_killed_even_before_its_parent_looks(
     child: tuple[subprocess.Popen[str], ProcessIdentity],
 ) -> None:
@@ -47,6 +48,7 @@ def test_a_process_is_gone_when_it_was_killed_even_before_its_parent_looks(
     assert is_gone(identity)
 
 
+@pytest.mark.integration
 def test_a_stopped_process_is_not_gone(child: tuple[subprocess.Popen[str], ProcessIdentity]) -> None:
     process, identity = child
     process.send_signal(signal.SIGSTOP)

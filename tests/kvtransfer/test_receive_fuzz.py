@@ -13,6 +13,8 @@ import pytest
 from diptych.kernels.page_pack import INCLUDE_FOLDER
 from diptych.kvtransfer.ucx import binding, loader
 
+pytestmark = pytest.mark.integration
+
 SOURCE = Path(__file__).with_name("receive_fuzz.c")
 NUM_MESSAGES = int(os.environ.get("DIPTYCH_FUZZ_EXAMPLES", "40")) * 500
 FLAGS = ("-g", "-O1", "-fno-plt", "-fno-pie", "-std=gnu11", "-pthread")

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 OPEN = """
 from diptych.common.errors import DiptychError
 from diptych.kvtransfer.ucx import UcxOptions, open_transport

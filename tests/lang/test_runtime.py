@@ -11,6 +11,8 @@ import pytest
 from diptych import lang
 from diptych.engine import EngineOptions, SamplingParams
 
+pytestmark = pytest.mark.integration
+
 WORDS = " ".join(f"w{number}" for number in range(7, 47))
 CHOICES = ["w3 w4", "w5", "w6 w7 w8"]
 

@@ -41,6 +41,7 @@ def served(tiny_folder: Path, byte_tokenizer: Tokenizer, make_pair: type[Pair]) 
     grammars.close()
 
 
+@pytest.mark.integration
 def test_a_pair_answers_the_same_and_hands_over_the_same_pages_with_one_part_more(served: Any) -> None:
     plain, guessed = (served(guesses=guesses) for guesses in (False, True))
     assert guessed.answers == plain.answers
@@ -54,6 +55,7 @@ def test_a_pair_answers_the_same_and_hands_over_the_same_pages_with_one_part_mor
     assert guessed.page_nbytes == plain.page_nbytes + of_draft
 
 
+@pytest.mark.integration
 def test_requests_that_are_replayed_in_mid_stream_go_on_as_before(served: Any) -> None:
     whole = served(guesses=False).answers
     said = said_in_mid_stream(whole)

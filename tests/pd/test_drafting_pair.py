@@ -17,6 +17,8 @@ from diptych.engine.options.config import EngineOptions
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.v1.worker_pb2 import WorkerStatus
 
+pytestmark = pytest.mark.integration
+
 NUM_TOKENS = 60
 ROOMS = range(1, 5)
 RULES = TransferRules(integrity="always", num_windows=2)  # the model's layers, and those of its draft

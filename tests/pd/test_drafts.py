@@ -19,6 +19,8 @@ from diptych.generation.output import Output
 from diptych.grammars.compiler import Compiler
 from diptych.tokens.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.integration
+
 Pair = Any  # the fixture's class: test helpers can't be imported
 Answers = Callable[..., dict[int, Answer]]
 ROOMS = range(1, 51)

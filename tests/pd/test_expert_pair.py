@@ -6,12 +6,15 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from every_kind import prompt_of
 from greedy_text import generate
 from scheduler_pair import SchedulerPair
 
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.values.transfer_rules import TransferRules
+
+pytestmark = pytest.mark.integration
 
 NUM_TOKENS = 20
 ROOMS = range(1, 4)

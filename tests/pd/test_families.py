@@ -53,8 +53,8 @@ FEW_PAGES = 64  # too few for all requests at once
 STEP_TOKENS = 24  # most prompts are cut
 NEVER = 1 << 30
 MEMORIES = (
-    *("llama", "mixtral"),  # keys and values of all tokens
-    *("mistral", "gpt oss", "gemma3, groups of windows of which the last is not full"),  # of windows
+    "llama",  # keys and values of all tokens
+    *("gpt oss", "gemma3, groups of windows of which the last is not full"),  # of windows
     *("llama 4", "gemma4, windows and wide heads", "gemma4, experts beside a network"),  # of chunks; of two kinds
     "gemma4, groups of layers with heads of two widths",
     "gemma4, borrowed keys, wide networks, inputs of each layer",

@@ -79,6 +79,7 @@ def head(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Folders
     return random_folders(tmp_path_factory.mktemp("models"), tiny_folder)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("model", ["latent", "head"])
 def test_a_pair_answers_the_same_and_hands_over_one_layer_more(
     served: Any, model: str, request: pytest.FixtureRequest
@@ -99,6 +100,7 @@ def test_a_pair_answers_the_same_and_hands_over_one_layer_more(
     assert go_on(served(folder, guesses=True, said=said).answers, said, plain.answers)
 
 
+@pytest.mark.integration
 def test_a_pair_whose_model_keeps_states_answers_the_same(
     served: Any, tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path
 ) -> None:

@@ -20,6 +20,8 @@ from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.codec import content_to_wire
 from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
 
+pytestmark = pytest.mark.integration
+
 NUM_LAYERS = 2
 PAGE_SIZE = 512  # so that half a page of the tiny model is worth a write of its own
 PROMPTS = [[(room * 31 + i) % 320 for i in range(300)] for room in range(1, 6)]

@@ -58,13 +58,14 @@ APART, TOGETHER = (1, 2), (2, 1)  # ranks
         (tokens, Budget(damages=1), LARGER, APART),
         (windows, Budget(), SMALLER, TOGETHER),
         (windows, Budget(), LARGER, APART),
-        (states, Budget(failures=1), SMALLER, TOGETHER),
+        (states, Budget(), SMALLER, TOGETHER),
         (states, Budget(), LARGER, APART),
         *(
             pytest.param(*case, marks=DEEP)
             for case in (
                 (windows, Budget(aborts=1), LARGER, APART),
                 (windows, Budget(losses=1), SMALLER, TOGETHER),
+                (states, Budget(failures=1), SMALLER, TOGETHER),
                 (states, Budget(aborts=1), SMALLER, TOGETHER),
                 (states, Budget(losses=1), LARGER, APART),
             )

@@ -42,8 +42,10 @@ def test_a_chunked_room_is_right_in_every_state(budget: Budget) -> None:
 @pytest.mark.parametrize(
     "budget",
     [
-        Budget(doubled=1, hurries=1),
+        Budget(doubled=1),
+        Budget(hurries=1),
         Budget(crashes=1),
+        pytest.param(Budget(doubled=1, hurries=1), marks=DEEP),
         pytest.param(Budget(losses=1), marks=DEEP),
         pytest.param(Budget(aborts=1, doubled=1), marks=DEEP),
         pytest.param(Budget(aborts=1, losses=1), marks=DEEP),
@@ -57,6 +59,7 @@ def test_a_room_is_right_in_every_state_when_one_or_two_things_go_wrong(budget: 
     assert len(graph.came_from) > 80
 
 
+@DEEP
 def test_a_room_whose_pages_land_in_parts_is_right_in_every_state() -> None:
     graph = explore(TwoSides(SINGLE, Budget(aborts=1), prefill_pages=3, decode_pages=3, num_ranks=(2, 1)))
     assert len(graph.came_from) > 200

@@ -18,8 +18,10 @@ import pytest
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import from_hf
+from diptych.architectures.stages import stage_layers
 from diptych.checkpoints.shard import Shard
 from diptych.common.errors import ConfigError
+from diptych.engine.options.pool_size import most_state_pages
 from diptych.engine.values.kv_regions import kv_layout, window_terms, with_states
 from diptych.kernels.page_pack import PagePack
 from diptych.kvtransfer import plan as rules
@@ -171,6 +173,59 @@ def _trouble_of_pack(pack: PagePack, src: PoolLayout) -> str | None:
     whole = pack.src_stride // (pack.src_region_nbytes // (pack.num_layers * pack.num_planes * pack.src_page_size))
     sizes = pack.src_stride, 64 * whole, pack.num_rows * pack.num_heads * pack.head_dim // chunk
     return f"{sizes} as int32" if max(sizes) > LARGEST_I32 else None
+
+
+WITH_STATES = [
+    name for name, (family, changes) in SHAPES.items() if from_hf(PUBLISHED[family] | changes, {}, "").recurrent
+]
+
+
+def of_stages(model: ModelConfig, pp: int, tp: int, page_size: int) -> list[PoolLayout]:
+    """Those of all ranks, stage by stage."""
+    found = []
+    for layers, rank in itertools.product(stage_layers(model, pp), range(tp)):
+        part = Shard(rank, tp, layers=layers if pp > 1 else None).config(model)
+        pages = kv_layout(part, 64, page_size, "bfloat16", HeadShare(rank, tp, model.num_kv_heads))
+        num_pages = most_state_pages(pages, part, model, pp, "bfloat16")
+        found.append(with_states(pages, part, "bfloat16", num_pages))
+        found[-1].validate()
+    return found
+
+
+@pytest.mark.parametrize("name", WITH_STATES)
+def test_stages_can_send_all_that_they_have_of_states(name: str) -> None:
+    """A state goes by at most three runs for each unit that two ranks both have."""
+    (model,) = models_of(name)
+    for (pp, tp), (other_pp, other_tp) in (((2, 1), (1, 2)), ((1, 1), (3, 1)), ((2, 2), (1, 4)), ((3, 2), (2, 2))):
+        for page_size, other_size in itertools.product((16, 128), repeat=2):
+            src, dst = of_stages(model, pp, tp, page_size), of_stages(model, other_pp, other_tp, other_size)
+            for one, other in itertools.product(src, dst):
+                conversion = Conversion.between(one, other)
+                check_on_device(conversion, one)
+                copies = conversion.copies
+                for copy in () if copies is None else copies.all:
+                    assert trouble(copy, one, other, LINE_NBYTES) is None
+                stage = one.state_stage or other.state_stage
+                assert stage is not None
+                assert copies is None or len(copies.state) <= 3 * stage.num_units // max(tp, other_tp)
+
+
+GEMMA_3_12B = sizes(48, 16, 8, 256, sliding_window_pattern=6)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss 20B", "Gemma 2 9B", "OLMo 3 7B", "Llama 4 Scout", "Gemma 3 12B"])
+def test_stages_can_send_their_places_of_windows(name: str) -> None:
+    model = from_hf(PUBLISHED["gemma3_text"] | GEMMA_3_12B, {}, name) if name not in SHAPES else next(models_of(name))
+    groups = len(model.page_groups)
+    for (pp, tp), (other_pp, other_tp) in (((2, 1), (1, 2)), ((4, 2), (2, 1))):
+        src, dst = of_stages(model, pp, tp, 16), of_stages(model, other_pp, other_tp, 64)
+        for one, other in itertools.product(src, dst):
+            conversion = Conversion.between(one, other)
+            check_on_device(conversion, one)
+            copies = () if conversion.copies is None else conversion.copies.all
+            assert [found for each in copies if (found := trouble(each, one, other, LINE_NBYTES))] == []
+        places = sum(len(each.sole_region.layers) for each in src[::tp])
+        assert places * groups == model.num_layers, "no place is empty"
 
 
 SHIM = Path(rules.__file__).parent / "ucx" / "shim"

@@ -14,7 +14,7 @@ from diptych.engine.options.config import EngineOptions
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.v1.worker_pb2 import Drafting, WorkerStatus
 
-pytestmark = pytest.mark.model
+pytestmark = pytest.mark.integration
 
 PLAIN = EngineOptions(model="smollm2", kv_cache_mib=64, max_step_tokens=128)
 TEXTS = (

@@ -21,7 +21,7 @@ from diptych.architectures.recurrent import Recurrent
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch, StateMoves
-from diptych.engine.values.kv_regions import pages_per_state, share_nbytes, slices, unit_nbytes
+from diptych.engine.values.kv_regions import cell_nbytes, pages_per_state, share_nbytes, slices
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import FailureCode
 from diptych.kvtransfer.layout import PoolLayout
@@ -171,12 +171,9 @@ def newest_inputs_forgotten(model: Model, before: Any, arrived: Any, tokens: lis
 
 def sections(model: Model, flat: Any) -> list[Any]:
     """Return views of what units have of each section of a state, `[num_units, num_layers, nbytes]`."""
-    num_layers, units = len(model.recurrent.layers), flat[: share_nbytes(model.recurrent, "float32")]
-    units = units.reshape(-1, unit_nbytes(model.recurrent, "float32"))
-    return [
-        units[:, first : first + num_layers * nbytes].reshape(len(units), num_layers, nbytes)
-        for _, first, nbytes in slices(model.recurrent, "float32")
-    ]
+    num_layers, state = len(model.recurrent.layers), flat[: share_nbytes(model.recurrent, "float32")]
+    cells = state.reshape(-1, num_layers, cell_nbytes(model.recurrent, "float32"))
+    return [cells[..., first : first + nbytes] for _, first, nbytes in slices(model.recurrent, "float32")]
 
 
 Mutant = Callable[[Model, Any, Any, list[int]], Any]

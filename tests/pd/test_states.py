@@ -61,7 +61,7 @@ def test_the_third_prompt_that_begins_alike_computes_only_what_is_its_own(pair: 
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_thousands_of_requests_with_equal_prompts_are_right_in_tiny_pools(make_pair: type[Pair], overlap: bool) -> None:
+def test_many_requests_with_equal_prompts_are_right_in_tiny_pools(make_pair: type[Pair], overlap: bool) -> None:
     pair = make_pair(
         model=recurrent_model,
         pages_per_state=PER_STATE,
@@ -72,7 +72,7 @@ def test_thousands_of_requests_with_equal_prompts_are_right_in_tiny_pools(make_p
     )
     rng, asked = random.Random(3), {}
     heads = [[7] * 9, [7] * 22, [8] * 12]
-    for room in range(1, 700):
+    for room in range(1, 300):
         prompt = [*rng.choice(heads), *(rng.randrange(VOCAB) for _ in range(rng.randrange(12)))]
         asked[room] = prompt, rng.choice([1, 2, 5, 40])
         pair.start(room, *asked[room])
@@ -87,7 +87,7 @@ def test_thousands_of_requests_with_equal_prompts_are_right_in_tiny_pools(make_p
         tokens = pair.tokens(room)
         assert tokens == expected_output(prompt, len(tokens), VOCAB, PER_STATE * PAGE)
         ended += len(tokens) == max_tokens
-    assert ended > 500
+    assert ended > 200
     assert pair.decode.core.report().counts.retractions > 0
     pair.assert_clean()
 

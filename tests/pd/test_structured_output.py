@@ -18,6 +18,8 @@ from diptych.generation.output import FailureCode
 from diptych.grammars.compiler import Compiler
 from diptych.tokens.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.integration
+
 VOCAB = 1000
 CONTEXT = 2048
 NUM_SCHEMAS = 200

@@ -6,9 +6,10 @@ plans of the transfer engine, so what lands is what a real transport lands.
 
 from __future__ import annotations
 
+import os
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -80,9 +81,24 @@ STAGED: Final = {
     "mixtral": (Shape(4, tp=2, pp=2), Shape(8)),
     "deepseek v3, yarn with mscale": (Shape(8, pp=2), Shape(4, tp=2)),
     "qwen3 moe": (Shape(4, tp=2, pp=2), Shape(4, tp=2, pp=4)),
+    "qwen3.5 moe, seven layers": (Shape(4, pp=3), Shape(8, tp=2)),
+    "kimi linear, seven layers": (Shape(8, pp=2, tp=2), Shape(4)),
+    "nemotron h, ten layers": (Shape(4, pp=3), Shape(8, pp=2, tp=2)),
+    "lfm2, seven layers": (Shape(4, pp=2), Shape(4, pp=3)),
+    "gpt oss, six layers": (Shape(4, pp=3), Shape(8, pp=2, tp=2)),
+    "olmo3, eight layers": (Shape(8, tp=2), Shape(4, pp=2)),
 }
 HANDED: Final = CASES | STAGED | UNEVEN
-families = pytest.mark.parametrize(("family_model", "shapes"), CASES.items(), indirect=["family_model"], ids=CASES)
+LIKE_OTHERS: Final = ("glm4 moe lite", "minimax m2")  # in what is handed over
+OF_ADAPTERS: Final = ("gpt oss", "llama 4", "deepseek v3", "qwen3 next", "kimi linear", "nemotron h")
+IS_DEEP: Final = bool(os.environ.get("DIPTYCH_DEEP_CHECKS"))
+
+
+def of(cases: Mapping[str, Any]) -> pytest.MarkDecorator:
+    """Have a test run with these families."""
+    return pytest.mark.parametrize(("family_model", "shapes"), cases.items(), indirect=["family_model"], ids=cases)
+
+
 BASE = -1  # in place of the slot of an adapter
 Pair = Any  # the fixture's class: test helpers can't be imported
 NewPair = Callable[..., Pair]
@@ -152,7 +168,8 @@ class Ranked:
 
 
 def per_state(source: ModelSource, model: RankedModel) -> int:
-    return pages_per_state(source.config, model.shape.tp, "float32", model.layouts[0])
+    (found,) = {pages_per_state(source.config, model.shape.tp, "float32", each) for each in model.layouts}
+    return found
 
 
 def num_pages(source: ModelSource, shape: Shape) -> int:
@@ -169,7 +186,7 @@ def asked(family_model: Any) -> Iterator[tuple[int, list[int], list[int]]]:
         yield room, family_model.prompts[index], family_model.outputs[index]
 
 
-@pytest.mark.parametrize(("family_model", "shapes"), HANDED.items(), indirect=["family_model"], ids=HANDED)
+@of({name: case for name, case in HANDED.items() if IS_DEEP or name not in LIKE_OTHERS})
 def test_tokens_are_those_of_transformers_and_what_is_sent_is_what_is_live(
     family_model: Any, new_pair: NewPair, shapes: tuple[Shape, Shape], squeeze: Any
 ) -> None:
@@ -196,7 +213,7 @@ def test_tokens_are_those_of_transformers_and_what_is_sent_is_what_is_live(
     swapped.assert_clean()
 
 
-@families
+@of({name: case for name, case in CASES.items() if IS_DEEP or name in OF_ADAPTERS})
 def test_with_adapters_tokens_are_those_of_merged_weights(
     family_model: Any, new_pair: NewPair, shapes: tuple[Shape, Shape], adapters: list[MergedAdapter], squeeze: Any
 ) -> None:
@@ -246,7 +263,7 @@ def num_live(pair: Pair, prompt: list[int]) -> int:
     return int(-(-len(prompt) // size) + cache.windows.num_live(len(prompt), size) + cache.pages_per_state)
 
 
-@families
+@of(CASES)
 def test_what_has_no_adapter_is_refused_by_name(
     family_model: Any, shapes: tuple[Shape, Shape], family: str, write_adapter: WriteAdapter, tmp_path: Path
 ) -> None:
@@ -425,6 +442,51 @@ def test_what_goes_wrong_between_unlike_ranks_changes_what_is_said(
             tokens = said()
         same = [found == wanted for found, wanted in zip(tokens, right, strict=True)]
         assert same == [mutant is stale, False, False], mutant.__name__
+
+
+def stage_dropped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        plan, "state_runs", lambda src, dst: () if dst.state_stage is None and _first(src) else state_runs(src, dst)
+    )
+
+
+def first_layers_in_place_of_all(patch: pytest.MonkeyPatch) -> None:
+    """Each stage writes as if its layers were the first."""
+
+    def shifted(src: PoolLayout, dst: PoolLayout) -> tuple[StateRun, ...]:
+        own = src.state_stage and replace(src.state_stage, first_layer=0)
+        return state_runs(replace(src, state_stage=own), dst)
+
+    patch.setattr(plan, "state_runs", shifted)
+
+
+def stages_by_units(patch: pytest.MonkeyPatch) -> None:
+    """What a stage has is taken for a run of the whole."""
+
+    def run(src: PoolLayout, dst: PoolLayout) -> tuple[StateRun, ...]:
+        found = state_runs(src, dst)
+        return tuple(replace(each, first_row=i * each.num_dst) for i, each in enumerate(found))
+
+    patch.setattr(plan, "state_runs", run)
+
+
+def _first(layout: PoolLayout) -> int:
+    return layout.state_stage.first_layer if layout.state_stage else 0
+
+
+@pytest.mark.parametrize("family_model", ["qwen3.5 moe, seven layers"], indirect=True)
+def test_what_goes_wrong_between_stages_changes_what_is_said(
+    family_model: Any, new_pair: NewPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for mutant in (stage_dropped, first_layers_in_place_of_all, stages_by_units):
+        with monkeypatch.context() as patch:
+            mutant(patch)
+            pair = new_pair((Shape(8, pp=3), Shape(4)))
+            for room, prompt, output in asked(family_model):
+                pair.start(room, prompt, max_tokens=len(output))
+            pair.run()
+        same = [pair.tokens(room)[1:] == output[1:] for room, _, output in asked(family_model)]
+        assert not any(same), mutant.__name__
 
 
 @pytest.mark.parametrize(

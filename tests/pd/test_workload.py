@@ -21,9 +21,9 @@ from diptych.generation.page_hash import extra_key
 
 VOCAB = 1000
 PAGE = 4
-NUM_REQUESTS = 2000
 IS_DEEP = bool(os.environ.get("DIPTYCH_DEEP_CHECKS"))
-NUM_EQUAL = 100_000 if IS_DEEP else 1500  # in each of two plays
+NUM_REQUESTS = 2000 if IS_DEEP else 700
+NUM_EQUAL = 100_000 if IS_DEEP else 800  # in each of two plays
 SEED = secrets.randbits(32) if IS_DEEP else 1
 EXPECTED = {FailureCode.ABORTED, FailureCode.DEADLINE, FailureCode.OVERLOADED, FailureCode.RETRACTED}
 
@@ -172,18 +172,16 @@ def play(make_pair: type[Pair], overlap: bool, num_requests: int) -> list[Any]:
     return game.story()
 
 
-def test_thousands_of_requests_are_all_answered_and_the_same_seed_gives_the_same(make_pair: type[Pair]) -> None:
+def test_many_requests_are_all_answered_and_the_same_seed_gives_the_same(make_pair: type[Pair]) -> None:
     assert play(make_pair, False, NUM_REQUESTS) == play(make_pair, False, NUM_REQUESTS)
 
 
-def test_thousands_of_requests_are_all_answered_by_a_decode_worker_that_overlaps(make_pair: type[Pair]) -> None:
+def test_many_requests_are_all_answered_by_a_decode_worker_that_overlaps(make_pair: type[Pair]) -> None:
     play(make_pair, True, NUM_REQUESTS)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_thousands_of_requests_with_equal_prompts_share_them_and_nothing_else(
-    make_pair: type[Pair], overlap: bool
-) -> None:
+def test_many_requests_with_equal_prompts_share_them_and_nothing_else(make_pair: type[Pair], overlap: bool) -> None:
     """The pools are tiny, and some are aborted; whose prefix is coming waits, however short it is."""
     pair = make_pair(
         prefill_pages=56,

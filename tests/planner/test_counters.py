@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-from diptych.planner.counters import Counts, Lens, Sample, attained_by, lens_by, offered_by
+import pytest
+
+from diptych.planner.counters import Counts, Finished, Lens, Sample, attained_by, lens_by, offered_by
 from diptych.planner.values import Kind, Offered
 
 
@@ -67,3 +69,16 @@ def test_the_share_that_kept_the_goal_is_of_all_that_ended_and_few_say_nothing()
     for last in (few, unknown, {"a": None, "b": Counts()}):
         assert math.isnan(attained_by([Sample(0.0, before), Sample(60.0, last)], 60.0))
     assert math.isnan(attained_by([], 60.0))
+
+
+def test_prompts_that_are_found_and_those_that_are_not_are_two_kinds() -> None:
+    hits, misses = Finished(30, 30_000, 29_700, 300), Finished(10, 10_000, 0, 400)
+    both = Counts(40, 40, 40_000, 29_700, 700, 0, sizes={8: hits, 512: misses})
+    again = Counts(120, 80, 80_000, 59_400, 1400, 0, sizes={8: Finished(60, 60_000, 59_400, 600), 512: misses})
+    kinds = (Kind(0.75, 1000.0, 990.0, 10.0), Kind(0.25, 1000.0, 0.0, 40.0))
+    assert offered_by([Sample(0.0, {"a": Counts()}), Sample(40.0, {"a": both})], [60.0]) == (Offered(40.0, kinds),)
+    two = [Sample(0.0, {"a": both}), Sample(40.0, {"a": again, "b": both})]
+    (window,) = offered_by(two, [60.0])
+    assert window.kinds is not None
+    assert [each[1:] for each in window.kinds] == [each[1:] for each in kinds]
+    assert [each.requests_per_s for each in window.kinds] == pytest.approx([3 * 60 / 70, 3 * 10 / 70])

@@ -33,6 +33,9 @@ def test_stages_are_gpus_of_a_worker() -> None:
     nodes.validate()
     assert (nodes.most_workers, nodes.per_worker) == (6, 1), "two GPUs of each node stay unused"
     assert Nodes(24, 0, 1, 3).most_workers == 8
+    over_two = Nodes(32, 8, 4, 4)
+    over_two.validate()
+    assert (over_two.most_workers, over_two.per_worker) == (2, 2)
 
 
 def test_gpus_are_counted_as_they_are_where_nobody_said_what_a_node_has() -> None:
@@ -48,7 +51,8 @@ def test_gpus_are_counted_as_they_are_where_nobody_said_what_a_node_has() -> Non
         (Nodes(8, 8, 16), "--gpus must be 16 at least"),
         (Nodes(20, 8, 8), "--gpus 20 is no multiple of --gpus-per-node 8"),
         (Nodes(20, -1, 8), "--gpus-per-node must not be negative"),
-        (Nodes(32, 8, 4, 4), "--tp 4 times --pp 4 is more than --gpus-per-node 8, and the stages of a worker are on"),
+        (Nodes(32, 8, 4, 3), "--tp 4 times --pp 3 is no multiple of --gpus-per-node 8, and a worker over several"),
+        (Nodes(32, 8, 6, 4), "stages of --tp 6 do not fill nodes of --gpus-per-node 8: a node has whole stages"),
         (Nodes(7, 8, 4, 2), "--gpus must be 8 at least"),
     ],
 )

@@ -12,8 +12,6 @@ import pytest
 import torch
 import transformers
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any
 MAX_TOKENS = 10
 PROMPTS = [[first, *range(30 + 9 * first)] for first in range(6)]

@@ -11,8 +11,6 @@ import anthropic
 import jsonschema
 import pytest
 
-pytestmark = pytest.mark.platform
-
 Platform = Any
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 COUNT: list[Any] = [{"role": "user", "content": "Count: 1, 2, 3, 4, 5,"}]

@@ -12,8 +12,6 @@ import pytest
 
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 
-pytestmark = pytest.mark.platform
-
 Platform = Any
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 

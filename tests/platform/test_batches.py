@@ -16,8 +16,6 @@ import pytest
 
 from diptych.engine.sim.known_answers import KnownAnswers
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any
 OPTIONS = ("--model", "sim", "--device", "sim", "--unified", "1")
 NUM_LINES = 40

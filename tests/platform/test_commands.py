@@ -14,8 +14,6 @@ from diptych.common.trust.tokens import TOKEN_VARIABLE
 from diptych.engine.values.step_model import StepModel
 from diptych.v1 import bootstrap_pb2
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any
 OPTIONS = ("--model", "sim", "--device", "sim")
 

@@ -18,8 +18,6 @@ from typing import Any, Final
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any  # the fixture's class: test helpers can't be imported
 CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SYSTEM: Final = "You answer in a few words, and only what was asked. " * 12

@@ -11,8 +11,6 @@ import pytest
 
 from diptych.common.members.roles import WORKER_ROLES
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any  # the fixture's class: test helpers can't be imported
 PAGE_SIZE = 16
 SYSTEM = list(range(100, 228))  # 8 pages

@@ -16,8 +16,6 @@ from diptych.common.trust.trust import TrustConfig
 from diptych.engine import Engine, SamplingParams
 from diptych.v1 import bootstrap_pb2, worker_pb2, worker_pb2_grpc
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 PROMPTS = [[first, *range(30 + 3 * first)] for first in range(16)]

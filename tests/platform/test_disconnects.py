@@ -10,10 +10,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
-
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any
 PROMPTS = ["The capital of France is", "Once upon a time", "1, 2, 3, 4,", "La vie est belle, mais"]
 

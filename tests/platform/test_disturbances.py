@@ -11,8 +11,6 @@ from typing import Any
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any
 WORDS = ["w1 w2", "w3", "w4 w5 w6 w7 w8", "w9 " * 40]  # of the tiny model
 NUM_TOKENS = 30

@@ -22,8 +22,6 @@ from greedy_streams import greedy_stream
 
 from diptych.common.trust.trust import TrustConfig
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any  # the fixture's class: test helpers can't be imported
 
 PROMPTS = [[number, *range(5, 40)] for number in range(8)]

@@ -27,8 +27,6 @@ from diptych.cli.requests.asking import ask
 from diptych.engine import Engine, SamplingParams
 from diptych.v1 import bootstrap_pb2
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any
 NUM_TOKENS = 30
 STEPS = {"DIPTYCH_SIM_TIMING": "step=10000", "DIPTYCH_MAX_STEP_TOKENS": "16"}  # a prompt takes several

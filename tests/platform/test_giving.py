@@ -9,7 +9,7 @@ import pytest
 
 from diptych.engine.sim.known_answers import KnownAnswers
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 Platform = Any  # the fixture's class: test helpers can't be imported
 

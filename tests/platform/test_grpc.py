@@ -8,8 +8,6 @@ import pytest
 
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 
-pytestmark = pytest.mark.platform
-
 Platform = Any
 GREEDY = inference_pb2.SamplingParams(temperature=0, max_tokens=6)
 PROMPT = inference_pb2.GenerateRequest(text="The capital of France is", sampling=GREEDY)

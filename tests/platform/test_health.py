@@ -17,7 +17,6 @@ import pytest
 from diptych.common.net.ports import free_port
 
 Platform = Any
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
 
 def ask(port: int, name: str) -> tuple[int, str] | None:

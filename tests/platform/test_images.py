@@ -21,8 +21,6 @@ from diptych.checkpoints.source import open_model
 from diptych.common.members.roles import WORKER_ROLES
 from diptych.v1.bootstrap_pb2 import ROLE_ENCODE, ROLE_PREFILL
 
-pytestmark = pytest.mark.platform
-
 NUM_TOKENS = 6
 PHOTO, DRAWING = picture(100, 70, 1), picture(20, 37, 2)  # scaled down, and to multiples
 COUNTED = [

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from network_namespace import Network, held_network
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 IPV4, IPV6 = "10.77.0.1", "fd77::1"
 LINK = ("ip link add eth0 type veth peer name eth1", "ip link set eth0 up", "ip link set eth1 up")
 NETWORKS = {

@@ -12,11 +12,7 @@ import pytest
 
 NIXL_FOLDER = Path(os.environ.get("DIPTYCH_NIXL_PATH", Path(__file__).parents[2] / ".nixl"))
 HAS_NIXL = (NIXL_FOLDER / "nixl_cu13").is_dir() or importlib.util.find_spec("nixl_cu13") is not None
-pytestmark = [
-    pytest.mark.platform,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not HAS_NIXL, reason="no NIXL: `make nixl`"),
-]
+pytestmark = pytest.mark.skipif(not HAS_NIXL, reason="no NIXL: `make nixl`")
 
 PROMPT = list(range(5, 150))
 

@@ -17,8 +17,6 @@ import pytest
 
 from diptych.common.trust.tokens import TOKEN_VARIABLE
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 
 class Parts:
     """Components that are started one by one."""

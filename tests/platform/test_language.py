@@ -11,8 +11,6 @@ import pytest
 
 from diptych import lang
 
-pytestmark = pytest.mark.platform
-
 
 @pytest.fixture(scope="module")
 def endpoint(platform: Any) -> Iterator[Any]:

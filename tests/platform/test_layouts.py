@@ -27,8 +27,6 @@ from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardMode
 from diptych.kernels.page_pack import CELLS, cast
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any
 DEEP = pytest.mark.skipif(not os.environ.get("DIPTYCH_DEEP_CHECKS"), reason="others start ranks of both kinds of pages")
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)

@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any
 PROMPT = list(range(40))
 METRICS = Path(__file__).parents[2] / "docs" / "api" / "metrics.md"

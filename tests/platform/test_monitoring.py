@@ -31,8 +31,6 @@ from diptych.common.members.roles import WORKER_ROLES
 from diptych.common.trust.tls import Tls
 from diptych.v1 import bootstrap_pb2, worker_pb2, worker_pb2_grpc
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any  # the fixture's class: test helpers can't be imported
 
 STEP_S: Final = 30.0  # between two scrapes, as the chart's monitors ask for them

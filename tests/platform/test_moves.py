@@ -16,8 +16,6 @@ import pytest
 from diptych.engine import Engine, SamplingParams
 from diptych.v1.bootstrap_pb2 import ROLE_DECODE, ROLE_PREFILL
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any  # the fixture's class: test helpers can't be imported
 
 PAGE = 16

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from network_namespace import Network, held_network
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 LEADER, OTHER = "10.78.0.1", "10.78.0.2"
 ASK = """
 import json, urllib.request

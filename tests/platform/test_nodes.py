@@ -19,8 +19,6 @@ from diptych.v1 import bootstrap_pb2
 from diptych.v1.admin_pb2 import SetRoleRequest
 from diptych.v1.admin_pb2_grpc import WorkerAdminStub
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any
 PROMPTS = [[first, *range(20 * first)] for first in range(1, 5)]  # two for each group, where all go on one then
 NUM_TOKENS = 150  # of a few ms each: a stream that has begun runs for a while

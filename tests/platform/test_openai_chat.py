@@ -8,8 +8,6 @@ from typing import Any
 import openai
 import pytest
 
-pytestmark = pytest.mark.platform
-
 Platform = Any
 CAPITAL: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 PARIS = "The capital of France is Paris."

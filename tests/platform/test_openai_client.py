@@ -7,8 +7,6 @@ from typing import Any
 import openai
 import pytest
 
-pytestmark = pytest.mark.platform
-
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 
 

@@ -7,9 +7,6 @@ from typing import Any
 
 import jsonschema
 import openai
-import pytest
-
-pytestmark = pytest.mark.platform
 
 QUESTION = "What is the capital of France?"
 PARIS = "The capital of France is Paris."

@@ -9,8 +9,6 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-pytestmark = pytest.mark.platform
-
 Platform = Any
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 PROMPT = "The capital of France is"

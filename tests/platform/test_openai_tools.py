@@ -10,8 +10,6 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-pytestmark = pytest.mark.platform
-
 QUESTION: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
 WEATHER: dict[str, Any] = {
     "type": "object",

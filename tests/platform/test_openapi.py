@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from api_conformance import operations, statuses
 from schemathesis import GenerationMode
-
-pytestmark = pytest.mark.platform
 
 Platform = Any
 NUM_EXAMPLES = 4

@@ -13,7 +13,7 @@ from diptych.checkpoints.quantization.weight import expanded
 from diptych.checkpoints.source import open_model
 from diptych.engine import Engine, EngineOptions, SamplingParams
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 NUM_TOKENS = 8
 PAGE = 16

@@ -1,4 +1,7 @@
-"""Prefill workers whose ranks are stages of a pipeline, on tiny models: all stages hand over to each decode worker."""
+"""Prefill workers whose ranks are stages of a pipeline, on tiny models: all stages hand over to each decode worker.
+
+Each stage is on a node of its own, as processes of `diptych up --nodes 2`.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,6 @@ import pytest
 from diptych.engine import Engine, SamplingParams
 from diptych.v1 import bootstrap_pb2
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any
 Start = Callable[..., Platform]
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -30,7 +31,7 @@ def start(start_platform: Start, monkeypatch: pytest.MonkeyPatch) -> Start:
     monkeypatch.setenv("DIPTYCH_MAX_STEP_TOKENS", "64")
 
     def start(folder: Path, prefill: str, decode: str) -> Platform:
-        worker_options = ("--prefill-options", prefill, "--decode-options", decode)
+        worker_options = ("--prefill-options", prefill, "--decode-options", decode, "--nodes", "2")
         return start_platform(options=("--model", str(folder), "--threads", "1", *worker_options))
 
     return start
@@ -62,17 +63,23 @@ def update_weights(platform: Platform, model: Path) -> subprocess.CompletedProce
 
 def prefill_ranks(platform: Platform) -> list[psutil.Process]:
     """The scheduler processes of the prefill worker, rank 0 first."""
-    (worker,) = platform.components("prefill")
-    return [child for child in worker.children() if "diptych.unified.scheduler" in child.cmdline()]
+    nodes = sorted(platform.components("prefill"), key=lambda node: "--node-rank 1" in " ".join(node.cmdline()))
+    return [rank for node in nodes for rank in node.children() if "diptych.unified.scheduler" in rank.cmdline()]
+
+
+def prefill_instance(platform: Platform) -> Any:
+    """The record of the instance that serves prefill; None while none is ready."""
+    ready = [each for each in platform.instances() if each.state == bootstrap_pb2.INSTANCE_STATE_READY]
+    return next((each for each in ready if each.role == bootstrap_pb2.ROLE_PREFILL), None)
 
 
 def ready_prefill(platform: Platform) -> int:
     """The instance that serves prefill; 0 while none is ready."""
-    ready = [each for each in platform.instances() if each.state == bootstrap_pb2.INSTANCE_STATE_READY]
-    return next((each.instance_id for each in ready if each.role == bootstrap_pb2.ROLE_PREFILL), 0)
+    found = prefill_instance(platform)
+    return found.instance_id if found else 0
 
 
-def test_unlike_stages_prefill_for_two_ranks_that_hold_all_and_end_together_when_one_dies(
+def test_unlike_stages_on_two_nodes_prefill_for_two_ranks_that_hold_all_and_end_together_when_one_dies(
     start: Start, tiny_latent_experts_folder: Path, reference: Callable[..., Engine], wait_until: Callable[..., Any]
 ) -> None:
     """Three layers of latents on two stages, to pages of another size."""
@@ -85,6 +92,7 @@ def test_unlike_stages_prefill_for_two_ranks_that_hold_all_and_end_together_when
     assert "stages of a pipeline (--pp) keep their weights: restart the worker" in refused.stderr
     platform.assert_clean()
     before, processes = ready_prefill(platform), prefill_ranks(platform)
+    assert [(node.node, node.first_rank) for node in prefill_instance(platform).nodes] == [(0, 0), (1, 1)]
     assert len(processes) == 2
     processes[1].kill()
     wait_until(lambda: not any(process.is_running() for process in processes), 200.0, "the first stage has ended, too")
@@ -95,9 +103,9 @@ def test_unlike_stages_prefill_for_two_ranks_that_hold_all_and_end_together_when
 
 
 @pytest.mark.skipif(not os.environ.get("DIPTYCH_DEEP_CHECKS"), reason="tests/kvtransfer/test_stages.py shows the parts")
-def test_two_stages_of_two_ranks_prefill_for_a_worker_of_one(
+def test_two_stages_of_two_ranks_prefill_for_a_worker_of_two(
     start: Start, tiny_experts_folder: Path, reference: Callable[..., Engine]
 ) -> None:
-    platform = start(tiny_experts_folder, "--pp 2 --tp 2", "--tp 1")
+    platform = start(tiny_experts_folder, "--pp 2 --tp 2", "--tp 2")
     assert tokens(platform) == tokens_of_one_process(reference(tiny_experts_folder))
     platform.assert_clean()

@@ -21,8 +21,6 @@ from diptych.common.net.rpc import open_sync_channel
 from diptych.common.trust.trust import INSECURE, TrustConfig
 from diptych.v1 import bootstrap_pb2, bootstrap_pb2_grpc, inference_pb2, worker_pb2, worker_pb2_grpc
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any
 NOBODY = 0xBAD
 

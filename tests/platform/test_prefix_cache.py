@@ -14,8 +14,6 @@ from diptych.common.net.rpc import open_sync_channel
 from diptych.common.trust.trust import TrustConfig
 from diptych.v1 import bootstrap_pb2, worker_pb2, worker_pb2_grpc
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 PAGE = 16
 Platform = Any  # the fixture's class: test helpers can't be imported
 

@@ -15,8 +15,6 @@ import pytest
 from diptych.engine.sim.known_answers import KnownAnswers
 from diptych.v1 import bootstrap_pb2
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any  # the fixture's class: test helpers can't be imported
 
 PAGE = 16

@@ -25,8 +25,6 @@ from diptych.v1 import bootstrap_pb2, worker_pb2
 from diptych.v1.admin_pb2 import SetRoleRequest, SetRoleResponse
 from diptych.v1.admin_pb2_grpc import WorkerAdminStub
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 NUM_PROMPTS = 12
 NUM_TOKENS = 24
 NUM_CLIENTS = 4

@@ -12,8 +12,6 @@ import pytest
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.generation.attention_tokens import AttentionWish
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it"
 NUM_TOKENS = 10

@@ -16,10 +16,9 @@ import pytest
 from diptych.engine import Engine, SamplingParams
 from diptych.v1 import bootstrap_pb2
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any
 DEEP = pytest.mark.skipif(not os.environ.get("DIPTYCH_DEEP_CHECKS"), reason="the other one's death shows the same")
+MOVING = "--rebalance-experts 40 --redundant-experts 2"
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 PROMPTS = [[first, *range(20 * first)] for first in range(8)]
 
@@ -27,7 +26,7 @@ PROMPTS = [[first, *range(20 * first)] for first in range(8)]
 @pytest.fixture(scope="module")
 def platform(start_shared: Callable[..., Platform], tiny_latent_experts_folder: Path) -> Platform:
     model = ("--model", str(tiny_latent_experts_folder), "--threads", "1")
-    options = (*model, "--decode-options", "--dp 2 --dp-attention --rebalance-experts 40 --redundant-experts 2")
+    options = (*model, "--decode-options", f"--dp 2 --dp-attention --overlap-batches 3 {MOVING}")
     variables = {"DIPTYCH_KV_CACHE_MIB": "4", "DIPTYCH_MAX_STEP_TOKENS": "64", "DIPTYCH_POLICY": "least_load"}
     return start_shared(decode=2, options=options, **variables)
 

@@ -7,11 +7,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
-
 from diptych.engine.sim.known_answers import KnownAnswers
-
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
 Platform = Any
 

@@ -19,8 +19,6 @@ from diptych.generation.codec import grammar_to_wire
 from diptych.generation.grammar import Preamble
 from diptych.v1 import bootstrap_pb2, inference_pb2, inference_pb2_grpc
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 SEEDS = (0, 2, 4, 6, 7, 8, 10, 11)  # 3 asks for a number, whose decimals this model never ends
 PROMPT = "An example of JSON:\n"
 PERSON: Schema = {

@@ -14,8 +14,6 @@ import pytest
 from diptych.engine import Engine, SamplingParams
 from diptych.v1 import bootstrap_pb2
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any
 DEEP = pytest.mark.skipif(not os.environ.get("DIPTYCH_DEEP_CHECKS"), reason="test_pipeline.py kills a rank of prefill")
 PAGE = 16

@@ -13,8 +13,6 @@ import pytest
 from diptych.cli.platform.console_code import operator_token
 from diptych.v1 import bootstrap_pb2
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 PAGE = 16
 NUM_TOKENS = 130 * PAGE + 1  # long enough to be written when it is evicted the first time
 NUM_PROMPTS = 8

@@ -18,8 +18,6 @@ import pytest
 
 from diptych.router.keys.keyring import digest_of
 
-pytestmark = pytest.mark.platform
-
 Platform = Any
 START_TIMEOUT_S = 300.0
 PAGE = 16

@@ -19,8 +19,6 @@ from diptych.v1.admin_pb2_grpc import WorkerAdminStub
 from diptych.v1.worker_pb2 import LINK_STATE_UP, WatchWorkerRequest, WorkerNews
 from diptych.v1.worker_pb2_grpc import WorkerStub
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 Platform = Any  # the fixture's class: test helpers can't be imported
 PREFILL, DECODE = bootstrap_pb2.ROLE_PREFILL, bootstrap_pb2.ROLE_DECODE
 PROMPT, NUM_TOKENS = list(range(1, 61)), 12

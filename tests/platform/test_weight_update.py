@@ -23,8 +23,6 @@ from diptych.common.net.ports import free_port
 from diptych.engine import Engine, SamplingParams
 from diptych.engine.tensor_parallel.trainer_groups import GroupAddress, joined
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
-
 PROMPT = [*range(5, 45)]
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 Platform = Any  # the fixture's class: test helpers can't be imported

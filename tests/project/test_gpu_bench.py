@@ -143,6 +143,7 @@ def test_a_part_begins_only_where_its_gpus_are_free_and_its_limit_fits() -> None
     assert next_part([both], {0}, 1000, num_gpus=1) is None  # this machine has no second one
 
 
+@pytest.mark.integration
 def test_a_part_that_is_out_of_time_keeps_its_rows_and_disturbs_no_other(tmp_path: Path) -> None:
     from parts import OUT_OF_TIME, Part, Runner, kept_ends
 

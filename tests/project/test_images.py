@@ -107,6 +107,7 @@ def test_all_that_is_copied_is_let_into_the_build() -> None:
     assert [each for each in copied if not (ROOT / each).exists()] == []
 
 
+@pytest.mark.integration
 def test_the_bill_of_materials_names_each_package_once(tmp_path: Path) -> None:
     for name, license_line in (
         ("One_Two", "License-Expression: MIT"),
@@ -174,6 +175,7 @@ def build(tmp_path: Path) -> Build:
     return run
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("no_daemon", "builder"), [("0", "docker"), ("1", "buildah")])
 def test_a_docker_without_a_daemon_is_no_builder(build: Build, tmp_path: Path, no_daemon: str, builder: str) -> None:
     build(NO_DAEMON=no_daemon, BUILDER="")
@@ -182,6 +184,7 @@ def test_a_docker_without_a_daemon_is_no_builder(build: Build, tmp_path: Path, n
     assert calls[1].startswith(f"{builder} build ")
 
 
+@pytest.mark.integration
 def test_the_provenance_names_what_an_image_was_made_of(build: Build, tmp_path: Path) -> None:
     assert build(BUILD_OPTIONS="--build-arg MARCH=x86-64-v4").returncode == 0
     dist = tmp_path / "source" / "dist"
@@ -200,6 +203,7 @@ def test_the_provenance_names_what_an_image_was_made_of(build: Build, tmp_path: 
     assert definition["externalParameters"] == {"target": "sim", "options": "--build-arg MARCH=x86-64-v4"}
 
 
+@pytest.mark.integration
 def test_a_provenance_of_which_a_byte_was_changed_has_no_valid_signature(build: Build, tmp_path: Path) -> None:
     assert build().returncode == 0
     (written,) = (tmp_path / "source" / "dist").glob("*.intoto.json")
@@ -221,6 +225,7 @@ def test_a_provenance_of_which_a_byte_was_changed_has_no_valid_signature(build: 
 PINNED = f"python@sha256:{'3' * 64}"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -239,6 +244,7 @@ def test_a_release_of_what_can_not_be_told_again_is_refused_before_anything_is_b
     assert (tmp_path / "calls").read_text() == ""
 
 
+@pytest.mark.integration
 def test_a_release_has_its_base_by_digest_and_no_change_without_a_commit(build: Build, tmp_path: Path) -> None:
     done = build(RELEASE="1", BASE_IMAGE=PINNED)
     assert done.returncode == 0, done.stderr
@@ -256,6 +262,7 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("script", ["build.sh"])
 def test_the_scripts_are_shell(script: str) -> None:
     subprocess.run(["sh", "-n", IMAGES / script], check=True, timeout=200)

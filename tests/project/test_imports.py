@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 FAMILY = "diptych.architectures.families"
 CHATS = "jinja2"  # to show chats, which only routers do
 CERTIFICATES = "diptych.common.trust.tls"  # where there are some

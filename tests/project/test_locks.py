@@ -70,6 +70,7 @@ def test_a_lock_is_never_installed_without_its_hashes(source: str) -> None:
     assert [each for each in commands if "--require-hashes" not in each] == []
 
 
+@pytest.mark.integration
 def test_a_package_with_another_hash_is_not_installed(tmp_path: Path) -> None:
     lock = tmp_path / "one.lock"
     (entry,) = (found[0] for found in ENTRY.finditer(LOCKS["serve"].read_text()) if found[1] == "mdurl")

@@ -25,6 +25,7 @@ def pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
+@pytest.mark.integration
 def test_the_generated_code_is_what_the_contracts_generate(tmp_path: Path) -> None:
     contracts = sorted((ROOT / "proto" / "diptych" / "v1").glob("*.proto"))
     outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
@@ -92,6 +93,7 @@ def test_every_dependency_is_pinned_by_name_and_version_alone(pyproject: dict[st
     assert wanted - {_normal(line.split("==")[0]) for line in lines} == {"diptych"}
 
 
+@pytest.mark.integration
 def test_every_import_contract_is_kept() -> None:
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)

@@ -84,6 +84,7 @@ def test_a_step_is_timed_between_the_last_first_token_and_the_first_last_one() -
         figures(requests, 1.0, [[1.5], []])
 
 
+@pytest.mark.integration
 def test_a_peer_answers_and_takes_limits_but_for_what_its_libraries_print(python_with_vllm: str) -> None:
     from engine_cases import Case, Ready
     from engine_sides import has_vllm, vllm_engine
@@ -98,6 +99,7 @@ def test_a_peer_answers_and_takes_limits_but_for_what_its_libraries_print(python
     assert not has_vllm(sys.executable)
 
 
+@pytest.mark.integration
 def test_what_ends_before_it_answers_costs_its_turn_and_no_other(tmp_path: Path) -> None:
     from engine_rows import OURS
     from engine_sides import Failed, vllm_engine

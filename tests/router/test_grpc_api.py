@@ -338,6 +338,7 @@ def test_a_chat_with_tools(cluster: Cluster, stub: Any) -> None:
     assert "".join(part.content for part in parts) == "I look."
 
 
+@pytest.mark.integration
 def test_a_chat_that_must_call(cluster: Cluster, stub: Any) -> None:
     cluster.script = '{"city": "Rome"}'
     chat = ChatMessages(called_tool="weather")

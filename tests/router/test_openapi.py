@@ -14,7 +14,7 @@ from diptych.architectures.pooling import Pooling
 from diptych.router.http.vectors.routes import VECTOR_APIS
 
 Cluster = Any
-NUM_EXAMPLES = fuzzing.NUM_EXAMPLES // 5
+NUM_EXAMPLES = fuzzing.NUM_EXAMPLES // 10
 
 
 VECTORS = frozenset(VECTOR_APIS) - {"/classify"}  # of an embedding model

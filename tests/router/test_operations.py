@@ -202,6 +202,7 @@ def test_many_clients_at_once_get_their_own_answers(start_cluster: Any) -> None:
     assert got == wanted
 
 
+@pytest.mark.integration
 def test_the_router_needs_no_torch() -> None:
     code = "import sys, diptych.router.main; sys.exit('torch' in sys.modules or 'triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

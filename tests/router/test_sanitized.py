@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from sanitizers import sanitized_environment
 
+pytestmark = pytest.mark.integration
+
 DRIVER = Path(__file__).with_name("drive_c.py")
 NUM_ROUNDS = int(os.environ.get("DIPTYCH_FUZZ_EXAMPLES", "40"))
 

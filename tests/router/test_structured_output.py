@@ -17,6 +17,8 @@ from diptych.grammars.checks import NUM_PROCESSES
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 from diptych.v1.inference_pb2 import Grammar
 
+pytestmark = pytest.mark.integration
+
 Cluster = Any
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

@@ -108,6 +108,7 @@ def test_a_model_without_a_form_for_tools_is_told_of_them_in_words(client: opena
     assert prompt_of(cluster) == turns
 
 
+@pytest.mark.integration
 def test_a_call_of_a_named_function_must_be_made(client: openai.OpenAI, cluster: Cluster) -> None:
     cluster.script = ARGUMENTS
     choice = client.chat.completions.create(model="tiny", messages=CHAT, tools=TOOLS, tool_choice=NAMED).choices[0]  # type: ignore[call-overload]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pytest
 from simulated import chats, platform, worker
 
 from diptych.common.members.roles import Role
 from diptych.generation.slo import Slo
 from diptych.planner.plan import plan
+from diptych.planner.starts import WARM_S
 from diptych.planner.values import Flip, Limits, Memory, Observed, Plan, WorkerState
+from diptych.simulator.control import kinds_of
 from diptych.simulator.run import simulate
+from diptych.simulator.served import Served
 
 
 @dataclass
@@ -74,13 +78,25 @@ def test_a_controller_sees_who_is_there_what_came_and_who_is_busy() -> None:
     assert occupancy.context_tokens > 0
 
 
+def test_hits_and_misses_are_kinds_of_their_own_and_who_waits_is_taken_for_the_others() -> None:
+    served = [Served(each, number) for number, each in enumerate(chats(8))]
+    assert len(kinds_of(served, 10.0, 50.0)) >= 1
+    assert sum(each.cached_len for each in kinds_of(served, 10.0, 50.0)) == 0
+    for number, each in enumerate(served[:4]):
+        each.knows_cached, each.cached_len = True, (each.call.prompt_len - 1) * (number > 0)
+    hits, misses = kinds_of(served, 10.0, 50.0)
+    assert [hits.requests_per_s, misses.requests_per_s] == pytest.approx([0.6, 0.2])
+    assert (hits.prompt_len - hits.cached_len, misses.cached_len) == (1, 0)
+
+
 def test_the_planner_gets_more_workers_for_a_load_that_one_can_not_keep() -> None:
     setup = platform("U", slo=Slo(0.5, 0.05), more=worker("U", start_s=2.0), bounds=Limits(budget_gpus=6))
-    calls = chats(350, apart_s=0.03)
+    first, *others = chats(351, apart_s=0.03)
+    calls = [first, *(replace(each, arrival_s=each.arrival_s + WARM_S) for each in others)]
     alone, planned = simulate(setup, calls), simulate(setup, calls, Planner())
     assert set(planned.failure) == {""}
-    assert planned.gpu_s > 1.5 * planned.virtual_s
-    late = planned.arrival_s > 8
+    assert planned.gpu_s > 1.1 * planned.virtual_s
+    late = planned.arrival_s > WARM_S + 8
     assert np.nanmedian(planned.ttft_s[late]) < np.nanmedian(alone.ttft_s[late])
 
 

@@ -156,15 +156,19 @@ def emulated_runner(
     def nothing_recorded() -> Recorded:
         return Recorded(Graphs(rungs, recorder), PieceGraphs(token_rungs, recorder, new_buffers))
 
+    def new_inputs() -> StepInputs:
+        return StepInputs(limits, Staging(limits.nbytes, CPU, Mark), CPU, rows_together)
+
     return GpuRunner(
         replace(model, attention=phased),
-        StepInputs(limits, Staging(limits.nbytes, CPU, Mark), CPU, rows_together),
+        new_inputs(),
         launch_sampling,
         torch.zeros(limits.max_samples, dtype=torch.int64),
         nothing_recorded(),
         nothing_recorded(),
         layer_listener,
         late_rows=_late_rows(model, Graphs(rungs, recorder), limits.max_samples),
+        late_inputs=new_inputs() if model.options.overlap_batches else None,
     )
 
 

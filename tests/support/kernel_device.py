@@ -1,5 +1,7 @@
 """The fixture `device`, for tests of what GPUs compute: a GPU where there is one, else Triton's interpreter.
 
+Interpreted kernels take seconds, and the compiler that serves is not in them: they are integration tests.
+
 Import it before Triton, which reads the variable once: a test imports Triton, and what needs it, when it runs.
 """
 
@@ -23,7 +25,7 @@ with_gpu = pytest.mark.skipif(HAS_GPU, reason="kernels are compiled for the GPU 
 
 @pytest.fixture(
     params=[
-        pytest.param("cpu", marks=with_gpu, id="interpreter"),
+        pytest.param("cpu", marks=[with_gpu, pytest.mark.integration], id="interpreter"),
         pytest.param("cuda", marks=[pytest.mark.gpu, no_gpu], id="gpu"),
     ]
 )

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,6 +29,14 @@ class OpenAiServer:
     url: str = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._answer(reader, writer)
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.running += 1
         self.most_running = max(self.running, self.most_running)
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -44,7 +52,6 @@ class OpenAiServer:
             await asyncio.sleep(0)
         writer.write(b"" if self.is_cut else b"0\r\n\r\n")
         self.running -= 1
-        writer.close()
 
     def _found(self, head: str, body: Body) -> Any:
         if head.startswith("GET /v1/models"):

@@ -17,6 +17,7 @@ from thread_ranks import Meeting, ThreadCommunicator, ThreadStages, new_lines
 from diptych.checkpoints.shard import Shard
 from diptych.checkpoints.source import ModelSource
 from diptych.engine.models.adapters.lora_host import LoraHost
+from diptych.engine.options.pool_size import most_state_pages
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
@@ -34,29 +35,47 @@ class Shape:
 
     page_size: int
     tp: int = 1
-    pp: int = 1  # stages with equally many layers
+    pp: int = 1
 
     @property
     def num_ranks(self) -> int:
         return self.tp * self.pp
 
 
+class RankPools:
+    """The pools of all ranks, `[num_pages, page_nbytes]` each: by page and rank, or by page, of all side by side."""
+
+    def __init__(self, pools: list[Array]) -> None:
+        self._pools = pools
+
+    def __getitem__(self, key: Any) -> Array:
+        if isinstance(key, tuple):
+            pages, rank = key
+            found: Array = self._pools[rank][pages]
+            return found
+        return np.concatenate([pool[key] for pool in self._pools], axis=-1)
+
+    def __setitem__(self, key: tuple[Any, int], value: Any) -> None:
+        pages, rank = key
+        self._pools[rank][pages] = value
+
+
 @dataclass
 class RankedModel:
-    """Implements `Runner`. `kv` is `[num_pages, num_ranks, page_nbytes]`, and begins as NaN."""
+    """Implements `Runner`. `kv` begins as NaN."""
 
     source: ModelSource
     shape: Shape
     num_pages: int
     max_loras: int = 0
-    kv: Array = field(init=False)
+    kv: RankPools = field(init=False)
     layouts: list[PoolLayout] = field(init=False)
 
     def __post_init__(self) -> None:
         self._communicators = _communicators(self.shape)
         self.layouts = [self._layout(rank) for rank in range(self.shape.num_ranks)]
-        pools = np.full((self.shape.num_ranks, self.num_pages, self.layouts[0].page_nbytes), 0xFF, np.uint8)
-        self.kv = pools.transpose(1, 0, 2)
+        pools = [np.full((self.num_pages, layout.page_nbytes), 0xFF, np.uint8) for layout in self.layouts]
+        self.kv = RankPools(pools)
         self._runners = self._together(lambda rank: self._runner(rank, pools[rank]))
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
@@ -74,7 +93,7 @@ class RankedModel:
         part = whole if self.shape.num_ranks == 1 else ModelPart.of(self.source, self._communicators[rank]).config
         share = HeadShare(rank % self.shape.tp, self.shape.tp, whole.num_kv_heads)
         pages = kv_layout(part, self.num_pages, self.shape.page_size, "float32", share)
-        return with_states(pages, part, "float32")
+        return with_states(pages, part, "float32", most_state_pages(pages, part, whole, self.shape.pp, "float32"))
 
     def _runner(self, rank: int, pool: Array) -> ModelRunner:
         kv = torch.from_numpy(pool.view(np.float32).reshape(self.layouts[rank].shape))

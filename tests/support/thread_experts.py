@@ -9,7 +9,7 @@ import torch
 from thread_ranks import Meeting
 from torch import Tensor
 
-from diptych.engine.models.expert_ranks import PeerExchange
+from diptych.engine.models.expert_ranks import Coming, PeerExchange
 from diptych.engine.values.expert_placement import ExpertPlacement, balanced
 from diptych.engine.values.rounds import Round
 from diptych.kernels.expert_places import ExpertTable, Received
@@ -27,6 +27,7 @@ class ThreadExperts:
     exchange_by: PeerExchange | None = None
     most_recorded: int = 0
     counted: list[int] = field(default_factory=list)
+    exchanges: str = ""  # s: something was sent, c: something came
     sizes: Tensor = field(default_factory=lambda: torch.full((2,), 1 << 30, dtype=torch.int32))
 
     @property
@@ -38,6 +39,12 @@ class ThreadExperts:
         own = common.parts[self.rank]
         self.round, self.padded_rows = common, None
         self.sizes.copy_(torch.tensor([own.num_tokens, own.num_picked]))
+
+    @property
+    def late_tokens(self) -> int | None:
+        if self.round is None or self.round.halves is None:
+            return None
+        return self.round.parts[self.rank].late_tokens
 
     def placement(self, layer: int, num_experts: int) -> ExpertPlacement:
         return self.placed or balanced([1.0] * num_experts, self.size)
@@ -60,18 +67,27 @@ class ThreadExperts:
     def count(self, layer: int, chosen: Tensor) -> None:
         self.counted += chosen.flatten().tolist()
 
-    def all_gather(self, part: Tensor) -> Tensor:
-        return torch.cat(self.meeting.exchange(self.rank, part))
+    def all_gather(self, part: Tensor) -> Coming:
+        return self._coming(torch.cat(self.meeting.exchange(self.rank, part)))
 
     def num_sent_to_us(self, num_sent: Sequence[int]) -> list[int]:
         return [int(each[self.rank]) for each in self.meeting.exchange(self.rank, torch.tensor(num_sent))]
 
-    def exchange(self, rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int]) -> Tensor:
+    def exchange(self, rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int]) -> Coming:
         sizes = self.meeting.exchange(self.rank, torch.tensor(num_sent))
         parts = self.meeting.exchange(self.rank, rows)
         got = [torch.split(part, size.tolist())[self.rank] for part, size in zip(parts, sizes, strict=True)]
         assert [len(each) for each in got] == list(num_received)
-        return torch.cat(got)
+        return self._coming(torch.cat(got))
+
+    def _coming(self, out: Tensor) -> Coming:
+        self.exchanges += "s"
+
+        def wait() -> Tensor:
+            self.exchanges += "c"
+            return out
+
+        return wait
 
 
 @dataclass

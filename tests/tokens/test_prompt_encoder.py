@@ -160,7 +160,6 @@ def test_a_prompt_has_the_tokens_of_its_whole_text(name: str) -> None:
     assert encoder.cache.num_bytes <= CACHE_BYTES
 
 
-@pytest.mark.model
 def test_the_small_model_s_prompts_have_the_tokens_of_their_whole_text(small_model: ModelSource) -> None:
     tokenizer = small_model.tokenizer()
     encoder = PromptEncoder(tokenizer, CACHE_BYTES)
@@ -306,7 +305,6 @@ def test_characters_that_a_vocabulary_drops_do_not_count() -> None:
     assert (length.least_tokens("\x04" * 1000), length.least_tokens("a\x04b" * 1000)) == (0, 2000)
 
 
-@pytest.mark.model
 def test_of_the_small_model_a_text_has_a_token_for_every_81_bytes(small_model: ModelSource) -> None:
     tokenizer = small_model.tokenizer()
     length = tokenizer.token_length()

@@ -50,25 +50,21 @@ def reference(small_model_path: Path) -> Any:
     return transformers.AutoTokenizer.from_pretrained(small_model_path.parent, gguf_file=small_model_path.name)
 
 
-@pytest.mark.model
 def test_awkward_strings_have_the_ids_of_transformers(tokenizer: Tokenizer, reference: Any) -> None:
     ours = {text: tokenizer.encode(text) for text in AWKWARD}
     assert ours == {text: reference.encode(text, add_special_tokens=False) for text in AWKWARD}
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("text", AWKWARD)
 def test_text_survives_a_round_trip(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
 
 
-@pytest.mark.model
 def test_digits_of_every_script_stand_alone(tokenizer: Tokenizer) -> None:
     """As llama.cpp's `smollm` pre-tokenizer has it; transformers reads only ASCII digits so out of this file."""
     assert tokenizer.encode("a٣٤") == tokenizer.encode("a") + tokenizer.encode("٣") + tokenizer.encode("٤")
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 @pytest.mark.parametrize("messages", [CHAT, CHAT[1:], CHAT[1:2]])
 def test_chats_render_as_in_transformers(
@@ -79,33 +75,28 @@ def test_chats_render_as_in_transformers(
     assert prompt == expected
 
 
-@pytest.mark.model
 def test_special_tokens_of_a_rendered_chat_become_single_ids(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(tokenizer.apply_chat_template(CHAT[:2]))
     assert (ids.count(1), ids.count(2)) == (3, 2)  # <|im_start|>, <|im_end|>
 
 
-@pytest.mark.model
 def test_special_tokens_are_left_out_of_decoded_text_unless_asked_for(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("hi<|im_end|>")
     assert tokenizer.decode(ids) == "hi"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "hi<|im_end|>"
 
 
-@pytest.mark.model
 def test_half_a_character_decodes_to_the_replacement_character(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("😀")
     assert len(ids) > 1
     assert tokenizer.decode(ids[:1]) == "\ufffd"
 
 
-@pytest.mark.model
 def test_a_lone_surrogate_is_the_callers_mistake(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="not valid Unicode"):
         tokenizer.encode("a\ud800b")
 
 
-@pytest.mark.model
 def test_messages_that_the_template_cannot_render_are_the_callers_mistake(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="chat template rejects"):
         tokenizer.apply_chat_template([{"role": "user"}])

@@ -167,6 +167,7 @@ def grammars(byte_tokenizer: Tokenizer) -> Iterator[GrammarThread]:
     thread.close()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("num_tokens", [2, 5, 9])
 def test_a_grammar_goes_on_where_it_stood(
     fleet_class: type[Fleet], grammars: GrammarThread, byte_tokenizer: Tokenizer, num_tokens: int

@@ -40,12 +40,13 @@ autoscaling.targets are all 0: there is nothing to scale a {{ .role }} pool by
 {{- define "diptych.nodeProblems" -}}
 {{- $nodes := int .pool.nodes.count }}
 {{- $tp := int (.pool.options.tp | default 1) }}
+{{- $pp := int (.pool.options.pp | default 1) }}
 {{- if gt $nodes 1 }}
-{{- if mod $tp $nodes }}
-options.tp is {{ $tp }}, which can't be divided among {{ $nodes }} nodes: make it a multiple of nodes.count
-{{- end }}
-{{- if gt (int (.pool.options.pp | default 1)) 1 }}
-options.pp is {{ .pool.options.pp }}, but all stages of a worker are on one node: set nodes.count to 1
+{{- $share := max 1 (div (mul $tp $pp) $nodes) }}
+{{- if mod (mul $tp $pp) $nodes }}
+options.tp {{ $tp }}{{ if gt $pp 1 }} × options.pp {{ $pp }}{{ end }} can't be divided among {{ $nodes }} nodes: make it a multiple of nodes.count
+{{- else if and (mod $share $tp) (mod $tp $share) }}
+options.tp is {{ $tp }}, but a node would have {{ $share }} ranks, and a stage lie on two nodes: let nodes have whole stages, or stages whole nodes
 {{- end }}
 {{- if gt (int (.pool.options.dp | default 1)) 1 }}
 options.dp is {{ .pool.options.dp }}, but a worker over several nodes has one scheduler: raise replicas in its place
@@ -84,17 +85,11 @@ rdma.require asks for --kv-require=rdma, but options.kvRequire is {{ .options.kv
 {{- if and (eq (.options.kvBackend | default "ucx") "nixl") (or .rdma.require (ne (.options.kvRequire | default "any") "any")) }}
 options.kvBackend nixl does not tell its lanes: leave out rdma.require and options.kvRequire
 {{- end }}
-{{- if and (or .fileCache.mib .sharedCache.url) (gt (int (.options.pp | default 1)) 1) }}
-options.pp is {{ .options.pp }}, but stages keep no KV in files or a store: leave out fileCache and sharedCache
-{{- end }}
 {{- if and .fileCache.mib $gpus }}
 fileCache.mib is {{ .fileCache.mib }}, but KV of GPUs is not kept in files: leave it out (options.hostCacheMib keeps some in host memory)
 {{- end }}
 {{- if and .sharedCache.url $gpus }}
 sharedCache.url is {{ .sharedCache.url }}, but KV of GPUs is not kept in a store: leave it out
-{{- end }}
-{{- if and .sharedCache.url (gt (int (.options.tp | default 1)) 1) }}
-sharedCache.url needs options.tp 1: parts of pages on several ranks are not kept in a store
 {{- end }}
 {{- if ne (hasPrefix "file:" .sharedCache.url) (gt (int .sharedCache.mib) 0) }}
 sharedCache.mib is {{ .sharedCache.mib }} and sharedCache.url {{ .sharedCache.url | quote }}: a directory needs a size, and a bucket a lifecycle rule in its place

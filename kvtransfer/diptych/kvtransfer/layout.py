@@ -91,6 +91,33 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class StateStage:
+    """Which part of a state a pool has that is of one of several pipeline stages.
+
+    Of each unit of its rank it has the cells of its layers: `[num_units // num_ranks, num_layers, cell_nbytes]`.
+    """
+
+    num_units: int  # of the model, on all ranks
+    first_layer: int  # of those of the model that keep a state
+    num_layers: int
+    total_layers: int
+    num_pages: int  # that a state takes: as many in all stages of a worker
+
+    @property
+    def layers(self) -> range:
+        return range(self.first_layer, self.first_layer + self.num_layers)
+
+    def validate(self, state_nbytes: int, num_ranks: int) -> None:
+        """Raise `ConfigError` unless these are cells of whole lines of a state of so many bytes."""
+        has_layers = 0 <= self.first_layer < self.first_layer + self.num_layers <= self.total_layers
+        cells = self.num_units * self.total_layers
+        if min(self.num_units, self.num_pages) < 1 or not has_layers or self.num_units % num_ranks:
+            raise ConfigError(f"a stage can't have such a part of a state on {num_ranks} ranks: {self}")
+        if state_nbytes < 1 or state_nbytes % (cells * LINE_NBYTES):
+            raise ConfigError(f"a state of {state_nbytes} bytes has no {cells} cells in whole lines")
+
+
+@dataclass(frozen=True, slots=True)
 class PoolLayout:
     """`num_pages` pages of `page_nbytes` bytes, one after the other."""
 
@@ -100,6 +127,7 @@ class PoolLayout:
     rank: int = 0
     num_ranks: int = 1  # that share the heads of each region; ranks with other layers are not counted
     state_nbytes: int = 0  # of a state on all ranks, each of which has an equal run of it; 0: pages hold none
+    state_stage: StateStage | None = None  # what of its run a rank has; None: all
 
     @staticmethod
     def kv(
@@ -132,8 +160,17 @@ class PoolLayout:
 
     @property
     def share_nbytes(self) -> int:
-        """Bytes of a state that this rank has: a run of the whole, behind those of the ranks before it."""
-        return self.state_nbytes // self.num_ranks
+        """Bytes of a state that this rank has: a run of the whole, behind those of the ranks before it.
+
+        Of a stage: what it has of that run, one cell behind the other.
+        """
+        run, stage = self.state_nbytes // self.num_ranks, self.state_stage
+        return run if stage is None else run // stage.total_layers * stage.num_layers
+
+    @property
+    def pages_per_state(self) -> int:
+        """Pages that a state takes here; 0: there are none."""
+        return -(-self.share_nbytes // self.page_nbytes) if self.state_stage is None else self.state_stage.num_pages
 
     @property
     def num_layers(self) -> int:
@@ -182,6 +219,10 @@ class PoolLayout:
             raise ConfigError(f"the heads of a KV pool belong to at least 1 rank, not {self.num_ranks}")
         if self.state_nbytes < 0 or self.state_nbytes % (LINE_NBYTES * self.num_ranks):
             raise ConfigError(f"{self.num_ranks} ranks can't share a state of {self.state_nbytes} bytes in whole lines")
+        if self.state_stage is not None:
+            self.state_stage.validate(self.state_nbytes, self.num_ranks)
+            if self.share_nbytes > self.pages_per_state * self.page_nbytes:
+                raise ConfigError(f"{self.pages_per_state} pages hold no part of a state of {self.share_nbytes} bytes")
         for region in self.regions:
             region.validate(self.page_size)
 
@@ -194,7 +235,12 @@ def layout_to_wire(layout: PoolLayout) -> bootstrap_pb2.KvLayout:
 def layout_from_wire(wire: bootstrap_pb2.KvLayout) -> PoolLayout:
     """Return what it says, for the reader to validate."""
     regions = tuple(map(_region_from_wire, wire.regions))
-    return PoolLayout(wire.num_pages, wire.page_size, regions, wire.rank, wire.num_ranks, wire.state_nbytes)
+    stage = _state_stage_from_wire(wire.state_stage) if wire.HasField("state_stage") else None
+    return PoolLayout(wire.num_pages, wire.page_size, regions, wire.rank, wire.num_ranks, wire.state_nbytes, stage)
+
+
+def _state_stage_from_wire(wire: bootstrap_pb2.KvStateStage) -> StateStage:
+    return StateStage(**{field.name: getattr(wire, field.name) for field in fields(StateStage)})
 
 
 def _region_from_wire(wire: bootstrap_pb2.KvRegion) -> Region:

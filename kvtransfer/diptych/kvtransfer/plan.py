@@ -27,7 +27,7 @@ import numpy as np
 
 from diptych.kernels.page_pack import HEAD_STEP, U8, PagePack, unpack_page
 from diptych.kvtransfer.errors import LayoutMismatch, TransferError
-from diptych.kvtransfer.layout import LINE_NBYTES, PoolLayout, Region
+from diptych.kvtransfer.layout import LINE_NBYTES, PoolLayout, Region, StateStage
 from diptych.kvtransfer.runs import ByteWindow, Copy, Runs, cut
 from diptych.kvtransfer.state_plan import StateRun, state_runs
 from diptych.kvtransfer.transport import PageWrite
@@ -216,10 +216,19 @@ def check(src: PoolLayout, dst: PoolLayout) -> None:
         )
     if src.state_nbytes != dst.state_nbytes:
         raise LayoutMismatch(f"states of another model: {src.state_nbytes} and {dst.state_nbytes} bytes")
+    if src.state_stage and dst.state_stage and _cells(src.state_stage) != _cells(dst.state_stage):
+        raise LayoutMismatch(f"states of another model: {src.state_stage} and {dst.state_stage}")
+    stage = src.state_stage or dst.state_stage
+    if stage is not None and any(stage.num_units % each.num_ranks for each in (src, dst)):
+        raise LayoutMismatch(f"{src.num_ranks} and {dst.num_ranks} ranks can't share {stage.num_units} parts of states")
     for one, other in _common(src, dst):
         if not one.equals(other):
             _check_words(one)
             _check_words(other)
+
+
+def _cells(stage: StateStage) -> tuple[int, int]:
+    return stage.num_units, stage.total_layers
 
 
 def check_on_device(conversion: Conversion, own: PoolLayout) -> None:

@@ -36,20 +36,36 @@ INSTANCE_STATE_DRAINING: InstanceState
 INSTANCE_STATE_GONE: InstanceState
 
 class KvLayout(_message.Message):
-    __slots__ = ("num_pages", "page_size", "regions", "rank", "num_ranks", "state_nbytes")
+    __slots__ = ("num_pages", "page_size", "regions", "rank", "num_ranks", "state_nbytes", "state_stage")
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     REGIONS_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
     STATE_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_STAGE_FIELD_NUMBER: _ClassVar[int]
     num_pages: int
     page_size: int
     regions: _containers.RepeatedCompositeFieldContainer[KvRegion]
     rank: int
     num_ranks: int
     state_nbytes: int
-    def __init__(self, num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[KvRegion, _Mapping]]] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., state_nbytes: _Optional[int] = ...) -> None: ...
+    state_stage: KvStateStage
+    def __init__(self, num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[KvRegion, _Mapping]]] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., state_nbytes: _Optional[int] = ..., state_stage: _Optional[_Union[KvStateStage, _Mapping]] = ...) -> None: ...
+
+class KvStateStage(_message.Message):
+    __slots__ = ("num_units", "first_layer", "num_layers", "total_layers", "num_pages")
+    NUM_UNITS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    num_units: int
+    first_layer: int
+    num_layers: int
+    total_layers: int
+    num_pages: int
+    def __init__(self, num_units: _Optional[int] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., total_layers: _Optional[int] = ..., num_pages: _Optional[int] = ...) -> None: ...
 
 class KvRegion(_message.Message):
     __slots__ = ("layers", "num_planes", "num_heads", "head_dim", "dtype", "total_heads", "reach", "total_layers")

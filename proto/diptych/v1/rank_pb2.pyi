@@ -172,16 +172,20 @@ class RankEntry(_message.Message):
     def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ..., prepare: _Optional[_Union[RankTask, _Mapping]] = ..., forget: _Optional[int] = ..., place_adapter: _Optional[_Union[PlaceAdapter, _Mapping]] = ..., remove_adapter: _Optional[int] = ..., switch_weights: _Optional[bool] = ..., switch_back: _Optional[bool] = ..., drop_weights: _Optional[bool] = ..., release_weights: _Optional[bool] = ..., put_row: _Optional[_Union[HiddenRow, _Mapping]] = ..., open_files: _Optional[int] = ..., keep: _Optional[_Union[KeepPages, _Mapping]] = ..., load: _Optional[_Union[LoadPages, _Mapping]] = ..., forget_pages: _Optional[bytes] = ..., meet: _Optional[_Union[Meeting, _Mapping]] = ..., round: _Optional[_Union[CommonRound, _Mapping]] = ..., open_store: _Optional[_Union[OpenStore, _Mapping]] = ..., offer: _Optional[_Union[KeepPages, _Mapping]] = ..., load_runs: _Optional[_Union[LoadRuns, _Mapping]] = ..., forget_runs: _Optional[_Union[ForgetRuns, _Mapping]] = ..., finish_steps: _Optional[int] = ...) -> None: ...
 
 class CommonRound(_message.Message):
-    __slots__ = ("num_tokens", "num_picked", "is_without_us", "is_plain")
+    __slots__ = ("num_tokens", "num_picked", "is_without_us", "is_plain", "late_tokens", "late_picked")
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PICKED_FIELD_NUMBER: _ClassVar[int]
     IS_WITHOUT_US_FIELD_NUMBER: _ClassVar[int]
     IS_PLAIN_FIELD_NUMBER: _ClassVar[int]
+    LATE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LATE_PICKED_FIELD_NUMBER: _ClassVar[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
     num_picked: _containers.RepeatedScalarFieldContainer[int]
     is_without_us: bool
     is_plain: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, num_tokens: _Optional[_Iterable[int]] = ..., num_picked: _Optional[_Iterable[int]] = ..., is_without_us: _Optional[bool] = ..., is_plain: _Optional[_Iterable[bool]] = ...) -> None: ...
+    late_tokens: _containers.RepeatedScalarFieldContainer[int]
+    late_picked: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_tokens: _Optional[_Iterable[int]] = ..., num_picked: _Optional[_Iterable[int]] = ..., is_without_us: _Optional[bool] = ..., is_plain: _Optional[_Iterable[bool]] = ..., late_tokens: _Optional[_Iterable[int]] = ..., late_picked: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HiddenRow(_message.Message):
     __slots__ = ("slot", "row")

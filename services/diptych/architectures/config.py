@@ -193,6 +193,10 @@ class Stage:
 
     first_layer: int
     num_layers: int  # of the whole model
+    kept: tuple[int, ...]  # of the whole model's pages: layers that keep something of each token, or places of groups
+    first_kept: int  # what is added to numbers of the stage's: the first layer, or the first place
+    recurrent: tuple[int, ...]  # of the whole model, those that keep a state
+    groups: tuple[tuple[int, ...], ...] = ()  # of the stage's layers, see `page_groups`; empty: there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,15 +327,31 @@ class ModelConfig:
         Group 0 has the layers that see all tokens, each further group as many layers with a window as take no more than
         those, or fewer: pages of these are free once no window sees their tokens. Where all layers have windows, the
         first ones stand for those that see all: their pages are the text's. Other models have one group.
+
+        Layers of one window that fill all their groups are dealt out in turns: so neighbouring layers have the same
+        places of all groups, and a stage of a pipeline some places of each.
         """
+        if self.stage is not None and self.stage.groups:
+            return self.stage.groups
         if not self._frees_windows:
             return (self.attention_layers,)
         full, windowed = self._kept_layers
         windowed.sort(key=self.window)  # those of one size lie together
         full, windowed = (full, windowed) if full else (windowed[: self._num_standing], windowed[self._num_standing :])
         size = max(1, len(full) * self._cells(full[0]) // self._cells(windowed[0]))
+        if self.deals_windows:
+            num_groups = len(windowed) // size
+            return tuple(map(tuple, (full, *(windowed[group::num_groups] for group in range(num_groups)))))
         runs = (sorted(windowed[start : start + size]) for start in range(0, len(windowed), size))
         return tuple(map(tuple, (full, *runs)))
+
+    @property
+    def deals_windows(self) -> bool:
+        """Whether groups of layers with a window are full, beside layers that see all, and alike in all else."""
+        full, windowed = self._kept_layers
+        if not full or self.wide is not None or self.num_borrowing or not self._frees_windows:
+            return False
+        return len({self.window(layer) for layer in windowed}) == 1 and len(windowed) % len(full) == 0
 
     @property
     def _kept_layers(self) -> tuple[list[int], list[int]]:

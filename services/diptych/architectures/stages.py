@@ -2,7 +2,7 @@
 
 Stages have neighbouring layers. Embeddings are the first one's, the last norm and the output projection the last one's;
 where that projection is the embedding, both have it. The cut is the one whose heaviest stage is lightest, by numbers in
-weights.
+weights, among those that give each stage layers of each kind that keeps something: pages are what these have of tokens.
 """
 
 from __future__ import annotations
@@ -16,39 +16,58 @@ from typing import TYPE_CHECKING, Final
 from diptych.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from diptych.architectures.config import ModelConfig
+    from diptych.architectures.config import ModelConfig, Stage
 
 _EMBEDDING: Final = "embed"  # how targets before the layers begin
+_KIND_WORDS: Final = ("that attend", "that keep a state")
+_KINDS: Final = "layers that attend, and layers that keep a state"
+_PLACES: Final = "as many layers of each window's pages as of those that see all: --kv-windows keep needs none"
 
 
 def stage_layers(config: ModelConfig, num_stages: int) -> tuple[range, ...]:
     """Return the layers of each stage, in order. Raises `ConfigError` where the model can't have so many."""
+    if num_stages == 1:
+        return (range(config.num_layers),)
     check_stages(config, num_stages)
-    cuts = _lightest_cut(_weights(config), num_stages)
+    cuts = _lightest_cut(_weights(config), num_stages, _kinds(config), _ends(config))
+    if cuts is None:
+        what = _KINDS if len(config.page_groups) == 1 else _PLACES
+        raise ConfigError(f"--pp {num_stages}: no cut gives each stage of {config.model_id} {what}")
     return tuple(range(start, end) for start, end in pairwise((0, *cuts, config.num_layers)))
 
 
 def of_stage(config: ModelConfig, layers: range) -> ModelConfig:
     """Return the model that has these layers alone, and counts them from 0."""
 
-    from diptych.architectures.config import Stage
-
     def own(numbers: frozenset[int]) -> frozenset[int]:
         return frozenset(number - layers.start for number in numbers if number in layers)
 
-    span = slice(layers.start, layers.stop)
+    span, recurrent = slice(layers.start, layers.stop), config.recurrent
     return replace(
         config,
         num_layers=len(layers),
-        stage=Stage(layers.start, config.num_layers),
+        stage=_stage(config, layers),
         windows=config.windows[span],
-        keeps_all=True,  # which layers take turns in a page is a matter of the whole model
+        keeps_all=True,  # which layers take turns in a page is a matter of the whole model: see `Stage.groups`
         kv_scales=config.kv_scales[span],
         still_layers=own(config.still_layers),
+        recurrent=recurrent and replace(recurrent, layers=tuple(sorted(own(frozenset(recurrent.layers))))),
+        ffn_only=own(config.ffn_only),
         without_ffn=own(config.without_ffn),
         moe=config.moe and replace(config.moe, dense_layers=own(config.moe.dense_layers)),
         tie_embeddings=config.tie_embeddings and layers.stop == config.num_layers,
     )
+
+
+def _stage(config: ModelConfig, layers: range) -> Stage:
+    from diptych.architectures.config import Stage
+
+    groups, states = config.page_groups, _state_layers(config)
+    if len(groups) == 1:
+        return Stage(layers.start, config.num_layers, config.attention_layers, layers.start, states)
+    own = tuple(tuple(layer - layers.start for layer in group if layer in layers) for group in groups)
+    places, first = tuple(range(len(groups[0]))), sum(layer < layers.start for layer in groups[0])
+    return Stage(layers.start, config.num_layers, places, first, states, own)
 
 
 def target_in_stage(target: str, layers: range, num_layers: int, *, tied: bool) -> str | None:
@@ -67,14 +86,15 @@ def check_stages(config: ModelConfig, num_stages: int) -> None:
         return
     if num_stages > config.num_layers:
         raise ConfigError(f"--pp {num_stages} is more than the {config.num_layers} layers of {config.model_id}")
+    for words, kind in zip(_KIND_WORDS, _kinds(config), strict=False):
+        if num_stages > len(kind):
+            raise ConfigError(f"--pp {num_stages} is more than the {len(kind)} layers of {config.model_id} {words}")
     for words in _obstacles(config):
         raise ConfigError(f"--pp is not for {config.model_id}: {words}; give --tp, or more workers")
 
 
 def _obstacles(config: ModelConfig) -> Iterator[str]:
     """Yield what of a model a stage can't have alone, in words."""
-    if config.recurrent is not None or config.ffn_only:
-        yield "some of its layers keep a state of each text, or nothing, in place of keys and values"
     if config.tower is not None:
         yield "it sees images, whose rows one process makes and adds to tokens"
     if config.encoder is not None or config.pooling is not None:
@@ -87,8 +107,24 @@ def _obstacles(config: ModelConfig) -> Iterator[str]:
         yield "layers borrow keys and values, or keep them in two forms"
     if config.per_layer_dim or config.layer_scales:
         yield "each layer takes an embedding of its own"
-    if len(config.page_groups) > 1:
-        yield "layers with a window have pages of their own: --kv-windows keep gives all layers the same"
+    if len(config.page_groups) > 1 and not config.deals_windows:
+        yield "layers with a window have pages of their own, not all full: --kv-windows keep gives all layers the same"
+
+
+def _kinds(config: ModelConfig) -> list[frozenset[int]]:
+    """Return the layers of which each stage has some: those that keep something of tokens, and states if there are."""
+    kinds = (frozenset(config.attention_layers), frozenset(_state_layers(config)))
+    return [layers for layers in kinds if layers]
+
+
+def _ends(config: ModelConfig) -> frozenset[int]:
+    """Return before which layers a stage may end: it has as many of each group of pages, as they have common places."""
+    groups, every = config.page_groups, range(1, config.num_layers + 1)
+    return frozenset(end for end in every if len({sum(layer < end for layer in group) for group in groups}) == 1)
+
+
+def _state_layers(config: ModelConfig) -> tuple[int, ...]:
+    return config.recurrent.layers if config.recurrent else ()
 
 
 def _weights(config: ModelConfig) -> list[int]:
@@ -109,23 +145,30 @@ def _weights(config: ModelConfig) -> list[int]:
     return weights
 
 
-def _lightest_cut(weights: Sequence[int], num_stages: int) -> tuple[int, ...]:
-    """Return where stages behind the first begin, so that the heaviest is as light as can be.
+def _lightest_cut(
+    weights: Sequence[int], num_stages: int, kinds: Sequence[frozenset[int]], ends: frozenset[int]
+) -> tuple[int, ...] | None:
+    """Return where stages behind the first begin, so that the heaviest is as light as can be; None: there is no way.
 
-    Of several such cuts the one that gives earlier stages more: the last one samples, too.
+    Each has layers of all `kinds`, and one of `ends`. Of several such cuts the one that gives earlier stages more: the
+    last one samples, too.
     """
     num_layers, sums = len(weights), (0, *accumulate(weights))
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}  # by layers dealt out: the heaviest, and the cuts
     for stage in range(num_stages):
-        ends = range(stage + 1, num_layers + 1)
-        best = {end: _best_before(best, sums, end) for end in ends}
-    return best[num_layers][1]
+        found = {end: _best_before(best, sums, end, kinds) for end in range(stage + 1, num_layers + 1) if end in ends}
+        best = {end: way for end, way in found.items() if way is not None}
+    return best[num_layers][1] if num_layers in best else None
 
 
 def _best_before(
-    best: dict[int, tuple[int, tuple[int, ...]]], sums: Sequence[int], end: int
-) -> tuple[int, tuple[int, ...]]:
-    """Return the best way to deal out `end` layers with one stage more than `best` does."""
-    ways = ((max(heaviest, sums[end] - sums[start]), start) for start, (heaviest, _) in best.items() if start < end)
-    heaviest, start = min(ways, key=lambda way: (way[0], -way[1]))
+    best: dict[int, tuple[int, tuple[int, ...]]], sums: Sequence[int], end: int, kinds: Sequence[frozenset[int]]
+) -> tuple[int, tuple[int, ...]] | None:
+    """Return the best way to deal out `end` layers with one stage more than `best` does; None: there is none."""
+    last = min(max(layer for layer in kind if layer < end) if min(kind) < end else -1 for kind in kinds)
+    ways = ((max(heaviest, sums[end] - sums[start]), start) for start, (heaviest, _) in best.items() if start <= last)
+    found = min(ways, key=lambda way: (way[0], -way[1]), default=None)
+    if found is None:
+        return None
+    heaviest, start = found
     return heaviest, ((*best[start][1], start) if start else ())

@@ -24,9 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from diptych.checkpoints.source import open_model
-from diptych.common.errors import ConfigError, InvalidRequest, NotFound
+from diptych.common.errors import ConfigError, InternalError, InvalidRequest, NotFound
 from diptych.embedded.data_parallel_controller import DataParallelController, EnginePrompt
 from diptych.embedded.group import launched, roles_of
+from diptych.embedded.prompt_tokens import packed_ids
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.options.config import EngineOptions
 from diptych.generation import insight as insights
@@ -110,6 +111,7 @@ class Engine:
         self._tokenizers = TokenizerManager(
             lambda: self.tokenizer, num_threads=TOKENIZER_THREADS, cache_bytes=TOKENIZER_CACHE_BYTES
         )
+        self._is_closed = False
         self._schedulers = AsyncExitStack()
         self._loop, self._thread = _run_loop()
         try:
@@ -162,7 +164,8 @@ class Engine:
             while (part := self._wait(_next(parts))) is not None:
                 yield part.delta
         finally:
-            self._wait(parts.aclose())
+            if not self._is_closed:
+                self._wait(parts.aclose())
 
     async def async_stream(
         self, prompt: Prompt, params: SamplingParams = GREEDY, *, adapter: str = ""
@@ -173,7 +176,8 @@ class Engine:
             while (part := await asyncio.wrap_future(self._submit(_next(parts)))) is not None:
                 yield part.delta
         finally:
-            await asyncio.wrap_future(self._submit(parts.aclose()))
+            if not self._is_closed:
+                await asyncio.wrap_future(self._submit(parts.aclose()))
 
     def load_adapter(self, name: str, folder: str | Path) -> None:
         """Load a LoRA adapter while requests run. Raises `InvalidRequest` that says what is wrong with it."""
@@ -192,9 +196,15 @@ class Engine:
         return self.tokenizer.encode(self.tokenizer.apply_chat_template(list(messages)))
 
     def close(self) -> None:
-        """Stop the scheduler processes. Idempotent."""
-        if self._thread.is_alive():
-            self._wait(self._schedulers.aclose())
+        """Stop the scheduler processes. Idempotent. Requests that are under way, or come later, are told."""
+        if self._is_closed:
+            self._thread.join()  # it may be another thread that closes
+            return
+        closing = self._submit(self._schedulers.aclose())
+        self._is_closed = True
+        try:
+            closing.result()
+        finally:
             self._stop_loop()
 
     async def _generate(self, prompt: Prompt, params: SamplingParams, adapter: str) -> Generation:
@@ -256,7 +266,7 @@ class Engine:
     async def _read(self, prompt: Prompt) -> EnginePrompt:
         if isinstance(prompt, np.ndarray) and not _are_tokens(prompt):
             return await self._of_rows(prompt)
-        found = EnginePrompt(await self._encode(prompt) if isinstance(prompt, str) else _token_ids(prompt))
+        found = EnginePrompt(await self._encode(prompt) if isinstance(prompt, str) else packed_ids(prompt))
         self._check_len(found.num_tokens)
         return found
 
@@ -282,6 +292,9 @@ class Engine:
         return token_ids
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        if self._is_closed:
+            work.close()
+            raise InternalError("the engine was closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -296,16 +309,6 @@ class Engine:
 
 def _are_tokens(numbers: npt.NDArray[Any]) -> bool:
     return numbers.ndim == 1 and np.issubdtype(numbers.dtype, np.integer)
-
-
-def _token_ids(prompt: Sequence[int] | npt.NDArray[Any]) -> Sequence[int]:
-    """Return tokens as they were given. Raises `InvalidRequest` for what is neither a sequence nor an array of them."""
-    if isinstance(prompt, np.ndarray):
-        return prompt.tolist()  # type: ignore[no-any-return]
-    if hasattr(prompt, "__array__"):  # of other libraries, maybe on a device, and in a type that numpy lacks
-        words = f"a prompt is a text, a list of tokens or an array of numpy's, not a {type(prompt).__name__}"
-        raise InvalidRequest(f"{words}: give rows as tensor.float().cpu().numpy(), tokens as tensor.tolist()")
-    return prompt
 
 
 def _run_loop() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:

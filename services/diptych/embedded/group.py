@@ -69,16 +69,27 @@ class Group:
         return self._legs.load(self._reported)
 
     async def run(self) -> None:
-        """Send what is due and deliver what the scheduler says, until it dies. Legs that are open then are lost."""
-        sending = asyncio.create_task(self._send())
+        """Send what is due and deliver what the scheduler says, until it dies or can't be told any more.
+
+        Legs that are open then are lost.
+        """
+        halves = [asyncio.create_task(self._send()), asyncio.create_task(self._listen())]
+        try:
+            ended, _ = await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
+            for half in ended:
+                half.result()
+        finally:
+            for half in halves:
+                half.cancel()
+            await asyncio.gather(*halves, return_exceptions=True)
+            self._legs.lose_all("the engine was closed")
+
+    async def _listen(self) -> None:
         try:
             async for events in self.scheduler.events():
                 self._on_events(events)
         except SchedulerDied as death:
             self._die(death)
-        finally:
-            sending.cancel()
-            self._legs.lose_all("the engine was closed")
 
     def _die(self, death: SchedulerDied) -> None:
         if not self._death.done():
@@ -194,10 +205,14 @@ async def launched(options: EngineOptions, roles: Sequence[Role]) -> AsyncIterat
 
 
 async def _run(group: Group) -> None:
-    """Run a group until it dies; those that share its experts can't step without it, and end with it."""
+    """Run a group until it dies; those that share its experts can't step without it, and end with it.
+
+    Its scheduler may live on, when it can't be told what to do: nobody waits for what it computes.
+    """
     await group.run()
     if group.death is not None:
         await group.scheduler.end_companions()
+        await group.scheduler.stop()
 
 
 async def _start(options: EngineOptions, role: Role, sharing: SharedExperts | None) -> Group:

@@ -32,7 +32,7 @@ class Backlog(NamedTuple):
 def with_backlog(observed: Observed, ready: Sizes, demand: Demand, sizing: Sizing) -> Backlog:
     """Return the demand that works off in time what is there already."""
     held, reasons = _held(observed)
-    factor = sizing.held(ready, demand) if ready.serves else 0.0
+    factor = sizing.borne(ready, demand) if ready.serves else 0.0
     backlog = _prompts_left(observed, ready, demand, held, factor)
     rows = _rows_left(observed, ready, demand, held)
     if backlog <= 0 and rows <= 0:

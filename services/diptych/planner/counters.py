@@ -1,9 +1,10 @@
 """What was asked for over windows, out of what routers count. Pure.
 
 Routers count requests when they end. Those that came are those that ended and those by which more are in flight now
-than when the window began. Their lengths are the means of those that finished, which hide how they vary: where single
-requests are known, `offered` is the better source. Where requests came and none finished, as while nobody serves, they
-are taken for what the caller says is usual: they are a load, whatever becomes of them.
+than when the window began. Their lengths are means of those that finished: where single requests are known, `offered`
+is the better source. What matters most is told apart: how many tokens of a prompt had to be computed, in sizes of a
+factor of four, each with means of its own. Where requests came and none finished, as while nobody serves, they are
+taken for what the caller says is usual: they are a load, whatever becomes of them.
 A router that is new or began anew counts from zero on; one that does not answer makes the windows unknown in which it
 is missing, as its share may be all.
 """
@@ -13,11 +14,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from diptych.planner.values import Kind, Offered
 
 LEAST_ENDED: Final = 20.0  # requests: of fewer nobody can tell what share kept a goal
+
+
+class Finished(NamedTuple):
+    """Requests of one size that have all of their output, and their tokens."""
+
+    requests: float
+    prompt_tokens: float
+    cached_tokens: float  # of those prompts
+    output_tokens: float
+
+
+NO_SIZES: Final[Mapping[int, Finished]] = MappingProxyType({})
 
 
 class Counts(NamedTuple):
@@ -31,6 +45,7 @@ class Counts(NamedTuple):
     in_flight: float = 0.0
     within: float = 0.0  # of those that finished: that kept the goal; nan: the router has another goal
     waiting: float = 0.0  # of those in flight: not let in yet
+    sizes: Mapping[int, Finished] = NO_SIZES  # of those that finished: by tokens of their prompts that were computed
 
 
 class Lens(NamedTuple):
@@ -101,8 +116,15 @@ def _between(first: Sample, last: Sample, usual: Lens) -> Offered:
     came = max(0.0, counted.ended + counted.in_flight)
     if not came:
         return Offered(window_s, ())
-    lens = _lens(counted) if counted.finished > 0 else usual
-    return Offered(window_s, (Kind(came / window_s, *lens),))
+    if counted.finished <= 0:
+        return Offered(window_s, (Kind(came / window_s, *usual),))
+    total = sum(each.requests for each in counted.sizes.values())
+    if not total:
+        return Offered(window_s, (Kind(came / window_s, *_lens(counted)),))
+    rate = came / window_s / total  # that each of those that finished stands for
+    there = [each for _, each in sorted(counted.sizes.items()) if each.requests > 0]
+    kinds = (Kind(rate * number, *(each / number for each in sums)) for number, *sums in there)
+    return Offered(window_s, tuple(kinds))
 
 
 def _lens(counted: Counts) -> Lens:
@@ -113,11 +135,22 @@ def _lens(counted: Counts) -> Lens:
 def _counted(first: Sample, last: Sample) -> Counts:
     """Return what all routers counted from one time to another."""
     changes = [_change(first.routers.get(name), counts) for name, counts in last.routers.items()]
-    return Counts(*(sum(column) for column in zip(Counts(), *changes, strict=True)))
+    sums = (sum(column) for column in zip(*(each[:-1] for each in (Counts(), *changes)), strict=True))
+    names = {size for each in changes for size in each.sizes}
+    sizes = {size: [each.sizes[size] for each in changes if size in each.sizes] for size in names}
+    return Counts._make((*sums, {size: Finished(*map(sum, zip(*each, strict=True))) for size, each in sizes.items()}))
 
 
 def _change(before: Counts | None, now: Counts | None) -> Counts:
     """Return what a router counted meanwhile; one that began anew has counted all of it meanwhile."""
     now = now or Counts()
     began = before is None or now.ended < before.ended or now.finished < before.finished
-    return now if began or before is None else Counts(*(b - a for a, b in zip(before, now, strict=True)))
+    if began or before is None:
+        return now
+    nothing = Finished(0.0, 0.0, 0.0, 0.0)
+    sizes = {size: _less(each, before.sizes.get(size, nothing)) for size, each in now.sizes.items()}
+    return Counts._make((*(b - a for a, b in zip(before[:-1], now[:-1], strict=True)), sizes))
+
+
+def _less(now: Finished, before: Finished) -> Finished:
+    return Finished(*(b - a for a, b in zip(before, now, strict=True)))

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from diptych.planner.demand import demand
+from diptych.planner.starts import WARM_S, cold_s, first_came_s
 from diptych.planner.values import Capacity, Kind, Memory, Need, Observed, Offered, Reason, Why
 
 HOLD_S: Final = 300.0  # for which the load is taken for what it was, when its metrics go missing
@@ -39,7 +40,7 @@ def expect(observed: Observed, memory: Memory) -> Expected:
         return _unknown(observed, memory)
     missing = len(whole) - len(known)
     reasons = (Reason(Why.LOAD_UNKNOWN, f"{missing} of {len(whole)} windows are missing"),) if missing else ()
-    steady, present = known[-1], _present(known, observed.capacity)
+    steady, present = known[-1], _present(known, observed, memory)
     rise = _rise(steady, present, observed)
     if rise > 1.0:
         words = f"the load rises: {rise:.2f} times the present one is expected in {observed.start_s:.0f} s"
@@ -55,13 +56,35 @@ def _whole(offered: Offered) -> Offered | None:
     return replace(offered, kinds=kinds) if all(map(math.isfinite, sum(kinds, ()))) else None
 
 
-def _present(known: Sequence[Offered], capacity: Capacity) -> Offered:
-    """Return the shortest window that says something else than those longer than it, else the longest."""
+def _present(known: Sequence[Offered], observed: Observed, memory: Memory) -> Offered:
+    """Return the shortest window that says something else than those longer than it, else the longest.
+
+    Where only the rate differs, requests are as in the longer one. One that began with cold caches says nothing.
+    """
     present = known[-1]
     for shorter in reversed(known[:-1]):
-        if _differs(shorter, present, capacity):
+        if _is_filling(present, observed, memory) or _differs(shorter, present, observed.capacity):
             present = shorter
+        elif _comes_faster(shorter, present):
+            present = _at_rate(present, shorter)
     return present
+
+
+def _is_filling(window: Offered, observed: Observed, memory: Memory) -> bool:
+    """Whether caches were cold when a window began, or somewhat later."""
+    return observed.now_s - cold_s(observed, memory) < window.window_s + WARM_S
+
+
+def _comes_faster(short: Offered, long: Offered) -> bool:
+    number, usual = short.requests_per_s * short.window_s, long.requests_per_s * short.window_s
+    return number >= _LEAST_REQUESTS and number - usual > _SIGMAS * math.sqrt(usual)
+
+
+def _at_rate(lens: Offered, rate: Offered) -> Offered:
+    """Return requests like those of one window, as many as in another."""
+    factor = rate.requests_per_s / lens.requests_per_s if lens.requests_per_s else 1.0
+    kinds = tuple(each._replace(requests_per_s=each.requests_per_s * factor) for each in lens.kinds or ())
+    return Offered(rate.window_s, kinds)
 
 
 def _differs(short: Offered, long: Offered, capacity: Capacity) -> bool:
@@ -78,10 +101,13 @@ def _work(offered: Offered, capacity: Capacity) -> float:
 
 
 def _rise(steady: Offered, present: Offered, observed: Observed) -> float:
-    """Return how much higher the load will be when workers that are asked for now are ready."""
-    now, before = _work(present, observed.capacity), _work(steady, observed.capacity)
-    if present is steady or now <= before:
+    """Return how much higher the load will be when workers that are asked for now are ready, by its rate.
+
+    What single requests need varies too much for a slope.
+    """
+    if present.window_s == steady.window_s or not _comes_faster(present, steady):
         return 1.0
+    now, before = present.requests_per_s, steady.requests_per_s
     slope = (now - before) / ((steady.window_s - present.window_s) / 2)
     return min(MAX_RISE, 1.0 + slope * observed.start_s / now)
 
@@ -118,9 +144,9 @@ def _nobody_is_there(observed: Observed) -> bool:
 
 
 def remembered(memory: Memory, observed: Observed, kinds: Sequence[Kind], keep_s: float) -> Memory:
-    """Return the memory with the present load, without what is older than `keep_s`."""
-    now = Need(observed.now_s, tuple(kinds), demand(kinds, observed.capacity).work)
+    """Return the memory with the present load, without what is older than `keep_s`; not that of a cold start."""
     began_s = observed.now_s if memory.began_s is None else memory.began_s
-    return replace(
-        memory, began_s=began_s, needs=(*(each for each in memory.needs if each.at_s > observed.now_s - keep_s), now)
-    )
+    needs = tuple(each for each in memory.needs if each.at_s > observed.now_s - keep_s)
+    if observed.now_s - first_came_s(observed) > WARM_S:
+        needs = (*needs, Need(observed.now_s, tuple(kinds), demand(kinds, observed.capacity).work))
+    return replace(memory, began_s=began_s, needs=needs)

@@ -1,8 +1,7 @@
 """How many workers nodes have room for: several on a node, or each on several nodes that are all its own. Pure.
 
-A node that a group takes is whole: `--tp` of a worker over nodes is a multiple of what a node has, as all its nodes
-have equally many ranks. A smaller worker never spans nodes, so GPUs of a node that are too few for one stay unused. Nor
-does a worker with stages, which are on one host.
+A node that a group takes is whole: the GPUs of a worker over nodes are a multiple of what a node has, as all its nodes
+have equally many ranks. A smaller worker never spans nodes, so GPUs of a node that are too few for one stay unused.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from diptych.common.errors import ConfigError
+from diptych.engine.options.node_place import cuts_stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,15 @@ def num_nodes(num_gpus: int, gpus_per_node: int) -> int:
 
 
 def check_placed(tp: int, gpus_per_node: int, pp: int = 1) -> None:
-    """Raise `ConfigError` for a worker that neither fits a node nor fills several; one with stages has to fit one."""
+    """Raise `ConfigError` for a worker that neither fits a node nor fills several, or whose stages would be cut."""
     if gpus_per_node < 0:
         raise ConfigError(f"--gpus-per-node must not be negative, as {gpus_per_node} is")
-    if gpus_per_node and pp > 1 and tp * pp > gpus_per_node:
-        words = f"--tp {tp} times --pp {pp} is more than --gpus-per-node {gpus_per_node}"
-        raise ConfigError(f"{words}, and the stages of a worker are on one host")
-    if gpus_per_node and tp > gpus_per_node and tp % gpus_per_node:
-        words = f"--tp {tp} is no multiple of --gpus-per-node {gpus_per_node}"
+    if not gpus_per_node or tp * pp <= gpus_per_node:
+        return
+    gpus = f"--tp {tp}" + (f" times --pp {pp}" if pp > 1 else "")
+    if tp * pp % gpus_per_node:
+        words = f"{gpus} is no multiple of --gpus-per-node {gpus_per_node}"
         raise ConfigError(f"{words}, and a worker over several nodes has equally many GPUs on each")
+    if cuts_stages(tp, gpus_per_node):
+        words = f"stages of --tp {tp} do not fill nodes of --gpus-per-node {gpus_per_node}"
+        raise ConfigError(f"{words}: a node has whole stages, or a stage whole nodes")

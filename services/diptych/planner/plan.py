@@ -83,11 +83,12 @@ def _scene(
     """Return what the round knows, and what there is to say about it."""
     present = demand(expected.kinds or (), observed.capacity)
     hardest = demand(max(memory.needs, key=lambda need: need.work).kinds if memory.needs else (), observed.capacity)
-    reached = reachable(observed.goal, harder(present, hardest), observed.capacity)
-    sizing = Sizing(observed.capacity, reached.goal)
-    memory, missed = corrected(observed, workers, harder(present, hardest), sizing, memory)
+    reached = reachable(observed.goal, present, observed.capacity)
+    lasting = reachable(observed.goal, harder(present, hardest), observed.capacity)
+    sizing, cautious = (Sizing(observed.capacity, each.goal) for each in (reached, lasting))
+    memory, missed = corrected(observed, workers, harder(present, hardest), cautious, memory)
     backlog = with_backlog(observed, workers.ready, present.times(expected.rise * memory.correction), sizing)
-    scene = Scene(observed, workers, room, sizing, backlog.demand, present, hardest.times(memory.correction))
+    scene = Scene(observed, workers, room, sizing, cautious, backlog.demand, present, hardest.times(memory.correction))
     return scene, memory, (*reached.reasons, *missed, *backlog.reasons)
 
 

@@ -84,6 +84,12 @@ class Prediction:
         return high
 
     @property
+    def is_steady(self) -> bool:
+        """Whether nobody's line grows for ever, be it late or not."""
+        rows = all(math.isfinite(each.mean) for _, each in self.rows)
+        return rows and self.busy < 1 and (self.kept > 0 or bool(self.prompts))
+
+    @property
     def step_s(self) -> float:
         """Return how long the slowest steps of rows take, as a rule."""
         return max((rows.step_s for share, rows in self.rows if share), default=0.0)

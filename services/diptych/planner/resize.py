@@ -14,11 +14,13 @@ from typing import Final, NamedTuple
 from diptych.planner.demand import Demand
 from diptych.planner.room import clipped
 from diptych.planner.sizing import Room, Sizing
-from diptych.planner.starts import Fleet, came_s
+from diptych.planner.starts import WARM_S, Fleet, came_s, is_cold
 from diptych.planner.values import PLANNED_ROLES, Memory, Observed, Reason, Sizes, Why
 
 GROW_MARGIN: Final = 1.1  # times the load that is grown for
 SHRINK_MARGIN: Final = 1.2  # times the load that one less has to hold
+EARLY_MARGIN: Final = 2.0  # likewise while the load has not been watched for long
+LEAST_SEEN: Final = 20.0  # requests; a load that pauses tells nothing
 SHRINK_TURNS: Final = 5  # in the time for which a load must have been lower
 SHRINK_PART: Final = 0.25  # of what is too much goes at once, one worker at least
 
@@ -39,6 +41,7 @@ class Scene:
     workers: Fleet
     room: Room
     sizing: Sizing
+    cautious: Sizing  # with the part of the goal that could be kept of the hardest load
     demand: Demand  # to be held when workers that are asked for now are ready
     present: Demand  # what comes now
     hardest: Demand  # of the last while
@@ -56,7 +59,11 @@ def sized(scene: Scene, memory: Memory) -> Sized:
         words = f"nobody has asked for anything in {scene.stable_s:.0f} s"
         return Sized(scene.room.least, memory, (Reason(Why.IDLE, words),))
     is_asleep = scene.observed.num_queued > 0 and not current.serves
-    if is_asleep or not scene.sizing.holds(current, scene.demand):
+    holds = scene.sizing.holds(current, scene.demand)
+    if not holds and not is_asleep and is_cold(scene.observed, memory):
+        words = f"{current} do not hold what comes, and their caches fill: it is less than {WARM_S:.0f} s"
+        return Sized(current, memory, (Reason(Why.WARMING, words),))
+    if is_asleep or not holds:
         return _grown(scene, current, memory)
     fewer = _shrunk(scene, current)
     if fewer != current:
@@ -72,12 +79,21 @@ def _shrinking(scene: Scene, current: Sizes, fewer: Sizes, watched_s: float, mem
     """Return fewer workers, if the load was watched for long enough and the fleet has settled."""
     now_s, most_asked = scene.observed.now_s, f"{scene.hardest.requests_per_s:.2f} requests/s"
     just_now = now_s < max(memory.shrunk_s, came_s(scene.observed)) + scene.stable_s / SHRINK_TURNS
-    if watched_s < scene.stable_s or just_now:
+    if not _is_sure(scene, fewer, watched_s) or just_now:
         words = f"{fewer} would hold {most_asked}; watched for {watched_s:.0f} s, and the fleet "
         words += "changed just now" if just_now else "is as it was"
         return Sized(current, memory, (Reason(Why.WAITS_TO_SHRINK, words),))
     words = f"{fewer} hold {SHRINK_MARGIN:g} times the {most_asked} that were the most in {scene.stable_s:.0f} s"
     return Sized(fewer, replace(memory, shrunk_s=now_s), (Reason(Why.SHRINKS, words),))
+
+
+def _is_sure(scene: Scene, fewer: Sizes, watched_s: float) -> bool:
+    """Whether the load was watched for long enough: less is enough where much fewer would do."""
+    if watched_s >= scene.stable_s:
+        return True
+    seen, load = scene.hardest.requests_per_s * watched_s, harder(scene.hardest, scene.demand)
+    is_known = watched_s >= scene.stable_s / SHRINK_TURNS and seen >= LEAST_SEEN
+    return is_known and scene.cautious.holds(fewer, load.times(EARLY_MARGIN))
 
 
 def _nobody_asks(scene: Scene, watched_s: float) -> bool:
@@ -108,7 +124,7 @@ def _shrunk(scene: Scene, current: Sizes) -> Sizes:
     """Return what is left when a part of what is too much has gone."""
     load = harder(scene.hardest, scene.demand).times(SHRINK_MARGIN)
     room = replace(scene.room, most=current, max_total=current.total)
-    enough = scene.sizing.smallest(load, room, current)
+    enough = scene.cautious.smallest(load, room, current)
     if enough is None or enough == current:
         return current
     left = current
@@ -126,6 +142,5 @@ def harder(one: Demand, other: Demand) -> Demand:
 def _one_less(scene: Scene, sizes: Sizes, load: Demand) -> Sizes:
     """Return the sizes without one worker, of the role that is missed least; the same if each would be missed."""
     fewer = [sizes.changed(each, sizes.of(each) - 1) for each in PLANNED_ROLES if sizes.of(each)]
-    kept = [(scene.sizing.kept(each, load), each) for each in fewer if each in scene.room]
-    best = max(kept, default=(0.0, sizes))
-    return best[1] if best[0] >= scene.sizing.goal.share else sizes
+    held = [each for each in fewer if each in scene.room and scene.cautious.holds(each, load)]
+    return max(held, key=lambda each: (scene.cautious.kept(each, load), each), default=sizes)

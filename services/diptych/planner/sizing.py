@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from diptych.planner.demand import Demand
-from diptych.planner.predict import SPARE, predict
+from diptych.planner.predict import SPARE, Prediction, predict
 from diptych.planner.values import Capacity, Goal, Sizes
 
 MAX_HELD: Final = 4.0  # times the load: more than that is enough to know
@@ -50,7 +50,11 @@ class Sizing:
         return predict(self.capacity, sizes, demand, self.goal).kept
 
     def holds(self, sizes: Sizes, demand: Demand) -> bool:
-        return self.kept(sizes, demand) >= self.goal.share
+        return self._is_enough(predict(self.capacity, sizes, demand, self.goal))
+
+    def _is_enough(self, found: Prediction) -> bool:
+        """Whether the goal is kept, and nobody waits for ever: not even those of whom a goal expects nothing."""
+        return found.kept >= self.goal.share and found.is_steady
 
     def held(self, sizes: Sizes, demand: Demand) -> float:
         """Return how many times the load so many workers hold, 0 to `MAX_HELD`."""
@@ -59,6 +63,14 @@ class Sizing:
             return self.holds(sizes, demand.times(factor))
 
         return _largest(can, 1.0, MAX_HELD) if can(1.0) else _largest(can, 0.0, 1.0)
+
+    def borne(self, sizes: Sizes, demand: Demand) -> float:
+        """Return with how many times the load nobody waits for ever, 0 to `MAX_HELD`, be the goal kept or not."""
+
+        def can(factor: float) -> bool:
+            return predict(self.capacity, sizes, demand.times(factor), self.goal).is_steady
+
+        return _largest(can, 0.0, MAX_HELD)
 
     def smallest(self, demand: Demand, room: Room, near: Sizes | None = None) -> Sizes | None:
         """Return the fewest workers that hold the load, divided as near to `near` as can be; None: there are not."""
@@ -90,11 +102,12 @@ class Sizing:
 
     def _of(self, total: int, demand: Demand, room: Room, near: Sizes | None) -> Sizes | None:
         """Return a division of so many workers that holds the load, None if there is none."""
-        tried = [(each, self.kept(each, demand)) for each in self._divisions(total, demand, room)]
-        holding = [(each, kept) for each, kept in tried if kept >= self.goal.share]
+        divisions = self._divisions(total, demand, room)
+        tried = ((each, predict(self.capacity, each, demand, self.goal)) for each in divisions)
+        holding = [(each, found.kept) for each, found in tried if self._is_enough(found)]
         if not holding:
             return None
-        return min(holding, key=lambda found: (distance(found[0], near) if near else 0, -round(found[1], 3)))[0]
+        return min(holding, key=lambda found: (*_change(found[0], near), -round(found[1], 3)))[0]
 
     def _divisions(self, total: int, demand: Demand, room: Room) -> Iterator[Sizes]:
         """Yield the divisions of so many workers that are worth a try, each once."""
@@ -106,6 +119,13 @@ class Sizing:
         prompts = demand.requests_per_s * demand.work_s + demand.backlog
         rows = demand.output_tokens_per_s * _token_s(self.capacity, demand, self.goal)
         return prompts / (prompts + rows) if prompts + rows else 0.5
+
+
+def _change(sizes: Sizes, near: Sizes | None) -> tuple[int, int]:
+    """Return how many workers differ, and how many have a role that nobody has yet, who find nothing cached."""
+    if near is None:
+        return 0, 0
+    return distance(sizes, near), sum(each for each, other in zip(sizes, near, strict=True) if not other)
 
 
 def distance(sizes: Sizes, other: Sizes) -> int:

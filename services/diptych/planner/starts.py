@@ -28,6 +28,7 @@ PENDING_STARTS: Final = 2.0  # times the usual start that a worker may be withou
 STARTING_STARTS: Final = 4.0  # times the usual start that a start may take
 FIRST_PAUSE_S: Final = 60.0
 LONGEST_PAUSE_S: Final = 1800.0
+WARM_S: Final = 60.0  # that caches are given to fill
 MANY: Final = 1 << 20
 
 
@@ -66,6 +67,21 @@ def is_stuck(worker: Worker, now_s: float, start_s: float) -> bool:
 def came_s(observed: Observed) -> float:
     """Return when the newest came of those who serve: it is given time to take its share."""
     return max((each.since_s for each in observed.workers if each.state is WorkerState.READY), default=NEVER)
+
+
+def first_came_s(observed: Observed) -> float:
+    """Return when the first came of those who serve: before, nothing was cached."""
+    return min((each.since_s for each in observed.workers if each.state is WorkerState.READY), default=NEVER)
+
+
+def cold_s(observed: Observed, memory: Memory) -> float:
+    """Return when caches last had to fill: all who serve came since, or one went with what only it had."""
+    return max(first_came_s(observed), memory.shrunk_s)
+
+
+def is_cold(observed: Observed, memory: Memory) -> bool:
+    """Whether caches fill: first prompts come in one heap, and are no measure of what will be."""
+    return observed.now_s - cold_s(observed, memory) <= WARM_S
 
 
 class Starts(NamedTuple):

@@ -167,6 +167,7 @@ class Why(enum.Enum):
     IDLE = "idle"
     GROWS = "grows"
     SHRINKS = "shrinks"
+    WARMING = "warming"  # what comes is too much, for caches that are cold
     WAITS_TO_SHRINK = "waits_to_shrink"  # needed more lately
     BACKLOG = "backlog"  # what is there already needs more than what comes
     RISING = "rising"  # the load is expected to be higher once new workers are ready

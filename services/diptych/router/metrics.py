@@ -27,6 +27,7 @@ from diptych.router.admission.queue import Reason
 from diptych.router.admission.session_door import SessionDoor
 from diptych.router.keys.caller import Callers, KeyHolder
 from diptych.router.pool_metrics import PoolMember, PoolMetrics
+from diptych.router.size_metrics import SizeMetrics
 from diptych.router.tracing.record import FAILURES
 from diptych.router.values.served import ITL_BOUNDS, TTFT_BOUNDS, Served
 from diptych.router.values.slo_tiers import NO_TIERS, Tier, Tiers
@@ -144,6 +145,8 @@ class RouterMetrics:
         self.registry.register(self.refusals)
         register_version(self.registry)
         self._add_counters()
+        self._sizes = SizeMetrics()
+        self.registry.register(self._sizes)
         self._tiers = {name: self._tier_counts(name) for name in tiers.slos}
         self._show_objectives(tiers)
         self._add_histograms()
@@ -288,6 +291,13 @@ class RouterMetrics:
         self.e2e.observe(e2e_s)
         if tier.slo.are_kept(ttft_s, tpot_s):
             self._tiers[tier.name].within.inc()
+
+    def used(self, prompt_len: int, cached_tokens: int, output_tokens: int) -> None:
+        """A request that has finished took so many tokens."""
+        self.prompt_tokens.inc(prompt_len)
+        self.cached_tokens.inc(cached_tokens)
+        self.output_tokens.inc(output_tokens)
+        self._sizes.add(prompt_len, cached_tokens, output_tokens)
 
     def served(self) -> Served:
         """Return counts, in microseconds: `collect` would make an object of each sample."""

@@ -27,6 +27,7 @@ from diptych.planner.values import (
     Worker,
     WorkerState,
 )
+from diptych.router.size_metrics import size_of
 from diptych.simulator.fleet import Fleet, Member
 from diptych.simulator.served import Served
 from diptych.simulator.setup import Controller, Drain, Flip, Setup, Start, WorkerSetup
@@ -160,18 +161,25 @@ def capacity_of(setup: WorkerSetup) -> Capacity:
 
 
 def kinds_of(came: Iterable[Served], window_s: float, output_len: float) -> tuple[Kind, ...]:
-    """Return requests by the length of their prompts: those of a kind differ by less than a factor of four."""
+    """Return requests by the tokens that were computed of their prompts, as routers count them.
+
+    Those of which nobody knows yet what is cached of them are taken for such as the others; if none is known, for new.
+    """
+    there = list(came)
+    known = [each for each in there if each.knows_cached] or there
     groups: dict[int, list[Served]] = {}
-    for each in came:
-        groups.setdefault(each.call.prompt_len.bit_length() // 2, []).append(each)
-    return tuple(_kind(groups[size], window_s, output_len) for size in sorted(groups))
+    for each in known:
+        groups.setdefault(size_of(each.call.prompt_len - each.cached_len), []).append(each)
+    rate = len(there) / len(known) / window_s if known else 0.0
+    return tuple(_kind(groups[size], rate, output_len) for size in sorted(groups))
 
 
-def _kind(group: Sequence[Served], window_s: float, output_len: float) -> Kind:
+def _kind(group: Sequence[Served], rate: float, output_len: float) -> Kind:
+    """`rate`: requests a second that each of the group stands for."""
     ended = [each for each in group if not math.isnan(each.last_s)]
     known = sum(each.call.output_len for each in ended)
     return Kind(
-        len(group) / window_s,
+        len(group) * rate,
         sum(each.call.prompt_len for each in group) / len(group),
         sum(each.cached_len for each in group) / len(group),
         (known + output_len * (len(group) - len(ended))) / len(group),

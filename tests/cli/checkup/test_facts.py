@@ -11,6 +11,8 @@ from diptych.cli.checkup.facts import gather
 from diptych.cli.setup.doctor import DoctorConfig, main
 from diptych.common.errors import ConfigError
 
+pytestmark = pytest.mark.integration
+
 NOWHERE = "a" * 64  # no name may have so long a part: nobody is asked
 
 

@@ -161,6 +161,7 @@ def test_a_source_that_sends_nothing_any_more_is_given_up(
     assert held(tmp_path) == MODEL
 
 
+@pytest.mark.integration
 def test_a_killed_download_goes_on_where_it_was(hub: FilesServer, tmp_path: Path) -> None:
     path = f"/acme/tiny/resolve/{COMMIT}/{LARGE}"
     hub.stalls_after[path] = 2_000_000
@@ -262,6 +263,7 @@ def test_who_only_waits_asks_nobody_and_sees_nothing_half(hub: FilesServer, tmp_
     assert seen == [True]
 
 
+@pytest.mark.integration
 def test_a_full_disk_is_told_of_before_a_byte_comes(
     hub: FilesServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,6 +274,7 @@ def test_a_full_disk_is_told_of_before_a_byte_comes(
         assert hub.sent == {}
 
 
+@pytest.mark.integration
 def test_a_disk_that_fills_meanwhile_is_told_of(
     hub: FilesServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -281,6 +284,7 @@ def test_a_disk_that_fills_meanwhile_is_told_of(
         assert f"no space left in {place / 'tiny'}; make room" in capfd.readouterr().err
 
 
+@pytest.mark.integration
 def test_a_file_that_must_be_replaced_stays_until_then_and_needs_its_room(
     hub: FilesServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,6 +295,7 @@ def test_a_file_that_must_be_replaced_stays_until_then_and_needs_its_room(
         assert hub.sent == {}
 
 
+@pytest.mark.integration
 def test_parts_of_files_that_are_no_longer_listed_make_room(hub: FilesServer, tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", 7_000_000) as place:
         (place / ROOM).mkdir()
@@ -308,6 +313,7 @@ def test_an_answer_from_another_place_of_the_file_is_not_taken(hub: FilesServer,
     assert held(tmp_path) == MODEL
 
 
+@pytest.mark.integration
 def test_sigterm_gives_the_lock_back_at_once(hub: FilesServer, tmp_path: Path) -> None:
     hub.stalls_after[f"/acme/tiny/resolve/{COMMIT}/{LARGE}"] = 2_000_000
     lock, part = tmp_path / ROOM / "lock", tmp_path / ROOM / f"{LARGE}.part"

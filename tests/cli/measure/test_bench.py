@@ -13,6 +13,8 @@ from diptych.cli.measure.bench import BenchConfig
 from diptych.cli.requests.kv_bench import Report, Row, as_text
 from diptych.common.errors import ConfigError
 
+pytestmark = pytest.mark.integration
+
 COMMAND = (sys.executable, "-m", "diptych.cli", "bench", "kv")
 SMALL = ("--pool-mib", "4", "--transports", "shm")
 

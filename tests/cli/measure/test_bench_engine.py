@@ -13,6 +13,7 @@ from diptych.cli.measure.bench_step import BenchStepConfig, Cost, cost_of, line
 from diptych.common.errors import ConfigError
 
 
+@pytest.mark.integration
 def test_offline_throughput_counts_every_token(capsys: pytest.CaptureFixture[str]) -> None:
     options: Any = {"model": "sim", "device": "sim", "sim_timing": ("none",), "kv_cache_mib": 16}
     assert bench_batch(BenchBatchConfig(**options, calls=6, input_len=20, output_len=5, json=True)) == 0

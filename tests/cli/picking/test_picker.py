@@ -276,6 +276,7 @@ def test_streams_that_run_through_one_that_leaves_come_to_their_end() -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.integration
 def test_a_gateway_is_shown_a_certificate_if_none_is_given() -> None:
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl command")
@@ -295,6 +296,7 @@ def test_a_gateway_is_shown_a_certificate_if_none_is_given() -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.integration
 def test_without_a_command_that_makes_one_it_says_what_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match=r"no openssl command .*--cert-file and --key-file, or --plain-text"):

@@ -18,7 +18,7 @@ from diptych.common.members.roles import Role
 from diptych.common.trust.tokens import Tokens
 from diptych.common.trust.trust import Trust
 from diptych.generation.slo import Slo
-from diptych.planner.counters import Counts
+from diptych.planner.counters import Counts, Finished
 from diptych.planner.pools.cluster import Pool
 from diptych.planner.values import Goal
 from diptych.router.metrics import RouterMetrics
@@ -32,11 +32,11 @@ def test_a_routers_page_is_read_as_what_it_counted() -> None:
         metrics.requests.labels(api, "ok").inc()
         metrics.requests.labels(api, "invalid").inc()
     metrics.finished(NO_TIER, 0.1, 0.01, 1.0)
-    metrics.prompt_tokens.inc(100)
-    metrics.output_tokens.inc(30)
-    assert counts_of(metrics.exposition().decode(), Goal()) == Counts(2, 1, 100, 0, 30, 0, 1)
+    metrics.used(100, 40, 30)
+    sizes = {32: Finished(1, 100, 40, 30)}
+    assert counts_of(metrics.exposition().decode(), Goal()) == Counts(2, 1, 100, 40, 30, 0, 1, 0, sizes)
     metrics._waiting.set(3)
-    assert counts_of(metrics.exposition().decode(), Goal())[5:] == (3, 1, 3)
+    assert counts_of(metrics.exposition().decode(), Goal())[5:-1] == (3, 1, 3)
     with pytest.raises(ValueError, match="requests_running"):
         counts_of("nothing 1\n", Goal())
 

@@ -94,7 +94,7 @@ def test_only_what_was_said_of_the_model_is_passed_on_and_to_whom_it_concerns() 
 
 def test_a_worker_over_nodes_is_a_process_for_each_with_a_leader_and_gpus_of_its_own() -> None:
     options = ("--tp", "4", "--base-gpu=2")
-    workers = over_nodes(Workers("decode", 2, options), 2, (7101, 7102), given_tp="8")
+    workers = over_nodes(Workers("decode", 2, options), 2, (7101, 7102), {"tp": "8"})
     planned = components(Model("smollm2"), SITE, [workers], 1)[1:-1]
     assert [component.name for component in planned] == ["decode#1", "decode#1.1", "decode#2", "decode#2.1"]
     configs = [parse(WorkerConfig, component.arguments[1:], prog="diptych") for component in planned]
@@ -105,9 +105,25 @@ def test_a_worker_over_nodes_is_a_process_for_each_with_a_leader_and_gpus_of_its
     assert {(each.nnodes, each.tp) for each in configs} == {(2, 4)}
 
 
-@pytest.mark.parametrize(("options", "given", "expected"), [((), "", 2), ((), "4", 4), (("--tp=6",), "4", 6)])
+def test_a_worker_over_nodes_has_its_stages_one_node_after_the_other() -> None:
+    workers = over_nodes(Workers("prefill", 1, ("--pp", "4")), 2, (7101,), {"tp": "3"})
+    planned = components(Model("smollm2"), SITE, [workers], 1)[1:-1]
+    configs = [parse(WorkerConfig, component.arguments[1:], prog="diptych") for component in planned]
+    assert [(each.tp, each.pp, each.base_gpu) for each in configs] == [(3, 4, 0), (3, 4, 6)]
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "expected"),
+    [
+        ((), {}, 2),
+        ((), {"tp": "4"}, 4),
+        (("--tp=6",), {"tp": "4"}, 6),
+        (("--pp=2",), {}, 1),
+        ((), {"pp": "4"}, 1),
+    ],
+)
 def test_a_worker_over_nodes_has_a_rank_on_each_unless_more_are_wanted(
-    options: tuple[str, ...], given: str, expected: int
+    options: tuple[str, ...], given: dict[str, str], expected: int
 ) -> None:
     workers = over_nodes(Workers("unified", 1, options), 2, (7100,), given)
     (leader, _) = components(Model("smollm2"), SITE, [workers], 1)[1:-1]

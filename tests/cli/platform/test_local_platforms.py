@@ -60,6 +60,7 @@ def ended_process() -> tuple[int, int]:
     return process.pid, start
 
 
+@pytest.mark.integration
 def test_what_a_killed_platform_left_is_ignored_and_removed(tmp_path: Path) -> None:
     folder = tmp_path / "diptych"
     with announced(ONE, folder):
@@ -75,6 +76,7 @@ def test_what_a_killed_platform_left_is_ignored_and_removed(tmp_path: Path) -> N
         assert {file.name for file in folder.iterdir()} == {f"{os.getpid()}-{mine}.json", "notes"}
 
 
+@pytest.mark.integration
 def test_a_process_that_has_ended_but_was_not_waited_for_does_not_run() -> None:
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import urllib.request
-from pathlib import Path
 
 import psutil
 import pytest
@@ -13,11 +12,13 @@ import pytest
 from diptych.cli.platform.runtime import Runtime, RuntimeFailed
 from diptych.common.trust.tokens import TOKEN_VARIABLE
 
+pytestmark = pytest.mark.integration
 
-def test_a_program_starts_the_platform_asks_it_and_leaves_nothing_behind(tiny_folder: Path) -> None:
+
+def test_a_program_starts_the_platform_asks_it_and_leaves_nothing_behind() -> None:
     before = {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)}
-    with Runtime(str(tiny_folder), environment={"DIPTYCH_KV_CACHE_MIB": "4"}) as runtime:
-        body = {"model": tiny_folder.name, "prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True}
+    with Runtime("sim", environment={"DIPTYCH_DEVICE": "sim", "DIPTYCH_KV_CACHE_MIB": "4"}) as runtime:
+        body = {"model": "sim", "prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True}
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(f"{runtime.url}/v1/completions", json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=60) as answer:

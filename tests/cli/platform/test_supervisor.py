@@ -25,6 +25,8 @@ from diptych.common.proc import own_memory
 from diptych.common.verdicts.restart_policy import RestartPolicy
 from diptych.common.verdicts.watch import Bounds
 
+pytestmark = pytest.mark.integration
+
 TIMEOUT_S = 200.0  # only for what hangs: machines may be busy
 BOOTSTRAP = Component("bootstrap", ("bootstrap", "--port", "0"))  # runs until it is stopped
 WRONG = Component("wrong", ("bootstrap", "--port", "none"))  # cannot start

@@ -102,6 +102,8 @@ def test_a_plan_of_stages_counts_their_gpus_and_says_how_each_worker_is_started(
     assert (found["gpus"], found["nodes"]) == (3 * workers, -(-workers // 2))
     assert main(load) == 0
     assert "groups     each worker: --tp 1 --pp 3, on one node" in capsys.readouterr().out
+    assert main([*load, "--tp=8", "--gpus=96"]) == 0
+    assert "groups     each worker: --tp 8 --pp 3 --nnodes 3, 8 GPUs a node" in capsys.readouterr().out
 
 
 def test_more_groups_than_nodes_have_room_for_are_not_planned(capsys: pytest.CaptureFixture[str]) -> None:

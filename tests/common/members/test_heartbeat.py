@@ -6,7 +6,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from diptych.common.members.heartbeat import DESCRIPTOR_VARIABLE, new_heartbeat
+
+pytestmark = pytest.mark.integration
 
 CHILD = """
 import sys

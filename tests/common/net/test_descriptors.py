@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 SCRIPT = """
 import resource
 from diptych.common.net.descriptors import connections_within, use_all_descriptors

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
+import pytest
+
+pytestmark = pytest.mark.integration
+
 SCRIPT = """
 import asyncio, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))

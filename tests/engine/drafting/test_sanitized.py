@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from sanitizers import sanitized_environment
 
+pytestmark = pytest.mark.integration
+
 FOLDER = Path(__file__).parent
 
 

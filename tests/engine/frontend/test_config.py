@@ -26,6 +26,11 @@ def test_the_leader_of_a_group_serves_where_it_is_said_to() -> None:
     assert WorkerConfig(port=5).own_port == 5
 
 
+@pytest.mark.parametrize(("tp", "pp", "nnodes"), [(4, 2, 2), (1, 2, 2), (2, 4, 2), (4, 2, 4)])
+def test_nodes_have_whole_stages_or_stages_whole_nodes(tp: int, pp: int, nnodes: int) -> None:
+    of_a_group(tp=tp, pp=pp, nnodes=nnodes).validate()
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -34,7 +39,8 @@ def test_the_leader_of_a_group_serves_where_it_is_said_to() -> None:
         ({"node_rank": 2}, "--node-rank is 2: of --nnodes 2 they are 0 and up"),
         ({"tp": 3}, "--tp 3 can't be divided among --nnodes 2"),
         ({"dp": 2}, "--nnodes needs --dp 1"),
-        ({"pp": 2}, "--nnodes divides the processes of --tp, and stages are on one host yet"),
+        ({"tp": 1, "pp": 3}, "--tp 1 times --pp 3 can't be divided among --nnodes 2"),
+        ({"tp": 2, "pp": 3}, "a node would have 3 ranks, so a stage would lie on two nodes, beside another one"),
         ({"port": 9}, "--port 9 of node 0 is not that of --leader"),
         ({"nnodes": 1}, "--leader is for a group over several nodes"),
         ({"node_wait_s": 0.0}, "--node-wait-s must be positive"),

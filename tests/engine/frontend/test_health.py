@@ -22,6 +22,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from diptych.common.net.ports import free_port
 
+pytestmark = pytest.mark.integration
+
 TIMEOUT_S = 200.0  # only for what hangs: machines may be busy
 STALL_S = 2.0
 

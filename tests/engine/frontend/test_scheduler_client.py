@@ -36,6 +36,7 @@ async def next_answer(client: SchedulerClient) -> list[int]:
     return []
 
 
+@pytest.mark.integration
 def test_signals_to_the_whole_process_group_leave_it_to_the_frontend_when_to_stop(tiny_folder: Path) -> None:
     async def test() -> list[int]:
         client = await start(tiny_folder)
@@ -51,6 +52,7 @@ def test_signals_to_the_whole_process_group_leave_it_to_the_frontend_when_to_sto
     assert asyncio.run(asyncio.wait_for(test(), TIMEOUT_S)) == [7]
 
 
+@pytest.mark.integration
 def test_what_is_said_before_the_process_has_even_connected_is_heard(tiny_folder: Path) -> None:
     async def test() -> list[int]:
         client = await start(tiny_folder)
@@ -119,6 +121,7 @@ def test_the_last_words_of_a_process_are_heard_though_its_end_is_noticed_first(
 STUCK = "from diptych.common import lifecycle; lifecycle.tell_stacks(); print(flush=True); input()"
 
 
+@pytest.mark.integration
 def test_a_scheduler_that_does_not_stop_says_where_it_is_before_it_is_killed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -14,6 +14,8 @@ from diptych.engine.frontend.health import STOPPED_S, SchedulerLiveness
 from diptych.kvtransfer.process import is_stopped
 from diptych.v1 import engine_pb2
 
+pytestmark = pytest.mark.integration
+
 STALL_S = 60.0
 
 

@@ -20,6 +20,8 @@ from diptych.engine.values.expert_placement import balanced
 from diptych.engine.values.rounds import Part, Round
 from diptych.kernels.expert_places import Received
 
+pytestmark = pytest.mark.integration  # the interpreter, as a parameter of its own
+
 NUM_EXPERTS, CHOICES, WIDTH, INNER, MOST = 5, 2, 32, 16, 8
 SIZES = ((3, 2), (0, 4), (1, 0))
 PLACEMENT = balanced([3, 1, 1, 1, 1], 2, 1)  # one expert is on both ranks

@@ -189,6 +189,7 @@ def test_the_end_of_the_leaders_process_ends_its_nodes_at_once() -> None:
     run(test)
 
 
+@pytest.mark.integration
 def test_a_node_tells_with_its_beats_that_a_rank_of_it_was_stopped_and_goes_on() -> None:
     rank = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 

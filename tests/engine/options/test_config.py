@@ -78,6 +78,10 @@ def test_one_process_shares_no_experts() -> None:
         ({"deterministic": True}, "--deterministic"),
         ({"rebalance_experts": -1}, "--rebalance-experts"),
         ({"dp_attention": False, "redundant_experts": 1}, "--redundant-experts"),
+        ({"overlap_batches": -1}, "--overlap-batches"),
+        ({"dp_attention": False, "overlap_batches": 8}, "--overlap-batches is for --dp-attention"),
+        ({"overlap_batches": 8, "device": "cuda"}, "each other's memory.*--peer-exchange off"),
+        ({"overlap_batches": 8, "device": "cuda", "peer_exchange": "off", "tp": 2}, "not for --tp 2 on GPUs"),
     ],
 )
 def test_schedulers_that_share_experts_refuse_what_is_no_common_step(changes: Any, words: str) -> None:
@@ -101,8 +105,6 @@ def test_schedulers_that_share_experts_refuse_what_is_no_common_step(changes: An
         ({"speculate": "eagle:/head"}, "--pp does not take --speculate eagle:/head"),
         ({"lora": ("a=/a",)}, "--pp takes no adapters"),
         ({"deterministic": True}, "--deterministic is not for --pp"),
-        ({"file_cache_dir": "/tmp", "file_cache_mib": 1}, "--file-cache-dir keeps pages of as many bytes"),
-        ({"shared_cache": "file:/tmp", "shared_cache_mib": 1}, "--shared-cache keeps pages of as many bytes"),
     ],
 )
 def test_stages_of_a_pipeline_refuse_what_is_not_made_for_them(changes: Any, words: str) -> None:

@@ -120,6 +120,15 @@ def test_a_model_with_states_may_be_guessed_for_and_does_not_guess(
         as_served(source, options(tiny_recurrent_folder))
 
 
+def test_steps_of_recurrent_layers_have_no_halves(tiny_experts_folder: Path, tiny_recurrent_folder: Path) -> None:
+    experts, recurrent = open_model(str(tiny_experts_folder)), open_model(str(tiny_recurrent_folder)).config.recurrent
+    source = ChangedModel(experts, replace(experts.config, recurrent=recurrent))
+    given = EngineOptions(dp=2, dp_attention=True)
+    as_served(source, given)
+    with pytest.raises(ConfigError, match="--overlap-batches is not for recurrent layers"):
+        as_served(source, replace(given, overlap_batches=8))
+
+
 def test_rules_of_torch_that_know_no_rows_have_no_guesses_on_gpus(
     source: ModelSource, tiny_recurrent_folder: Path
 ) -> None:

@@ -36,7 +36,6 @@ def encoded(source: ModelSource) -> list[list[int]]:
     return [tokenizer.encode(prompt) for prompt in PROMPTS]
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("kv_dtype", LIMITS)
 def test_the_small_models_logits_stay_close(small_model: ModelSource, new_driver: NewDriver, kv_dtype: str) -> None:
     prompts = encoded(small_model)

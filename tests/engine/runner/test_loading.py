@@ -15,6 +15,8 @@ import transformers
 
 from diptych.checkpoints.source import open_model
 
+pytestmark = pytest.mark.integration
+
 MIB = 2**20
 PROGRAM = """
 import json, sys, torch

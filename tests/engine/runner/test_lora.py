@@ -287,7 +287,6 @@ def test_on_a_gpu_a_batch_has_the_logits_of_cpus(new_driver: NewDriver, llama: C
         torch.testing.assert_close(found.cpu(), expected, atol=1e-3, rtol=1e-4)
 
 
-@pytest.mark.model
 def test_an_adapter_stands_beside_quantised_weights_as_beside_the_same_weights_expanded(
     new_driver: NewDriver, write_adapter: WriteAdapter, small_model: ModelSource, tmp_path: Path
 ) -> None:

@@ -37,7 +37,6 @@ def worst(ours: Tensor, theirs: list[Tensor]) -> float:
     return float((ours - torch.stack(theirs)).abs().max())
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_logits_of_the_small_model_are_those_of_transformers(
     small_model: ModelSource, small_reference: Any, new_driver: NewDriver, backend: str
@@ -58,7 +57,6 @@ def test_logits_of_the_small_model_are_those_of_transformers(
     assert worst(third, [expected[i][-1] for i in long]) < 1e-3
 
 
-@pytest.mark.model
 def test_a_long_prompt_has_the_logits_of_transformers(
     small_model: ModelSource, small_reference: Any, new_driver: NewDriver
 ) -> None:
@@ -70,7 +68,6 @@ def test_a_long_prompt_has_the_logits_of_transformers(
     assert worst(driver.extend({0: text[280:]}), list(expected)) < 1e-3
 
 
-@pytest.mark.model
 def test_the_small_model_knows_the_capital_of_france(small_model: ModelSource, new_driver: NewDriver) -> None:
     """Wrong tensors, rotations or templates give fluent nonsense at best; this comes from no other implementation."""
     tokenizer, driver = small_model.tokenizer(), new_driver(small_model)
@@ -83,7 +80,6 @@ def test_the_small_model_knows_the_capital_of_france(small_model: ModelSource, n
     assert tokenizer.decode(answer) == "The capital of France is Paris."
 
 
-@pytest.mark.model
 def test_bfloat16_is_near_float32(small_model: ModelSource, new_driver: NewDriver) -> None:
     text = small_model.tokenizer().encode("The quick brown fox jumps over the lazy")
     exact = new_driver(small_model).extend({0: text})
@@ -93,7 +89,6 @@ def test_bfloat16_is_near_float32(small_model: ModelSource, new_driver: NewDrive
     assert torch.cosine_similarity(exact, rounded.float()) > 0.999
 
 
-@pytest.mark.model
 def test_a_request_has_the_same_bits_in_any_batch_and_however_its_prompt_is_cut(
     small_model: ModelSource, new_driver: NewDriver
 ) -> None:
@@ -106,7 +101,6 @@ def test_a_request_has_the_same_bits_in_any_batch_and_however_its_prompt_is_cut(
         assert torch.equal(alone[0], together[i])
 
 
-@pytest.mark.model
 def test_decode_and_prefill_give_a_token_the_same_bits(small_model: ModelSource, new_driver: NewDriver) -> None:
     """So a request that is replayed elsewhere, output and all as one prompt, cannot take another turn."""
     driver, texts = new_driver(small_model, num_pages=128), prompts(small_model.config.vocab_size)
@@ -170,6 +164,7 @@ def test_what_cannot_run_here_is_refused_by_name(tmp_path: Path, options: dict[s
         ModelRunner(source, kv, **options)
 
 
+@pytest.mark.integration
 def test_without_a_compiler_torch_computes_and_says_so(
     new_driver: NewDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,7 +179,6 @@ def test_without_a_compiler_torch_computes_and_says_so(
     assert worst(driver.extend({0: [1, 2, 3]}), [reference_logits(model, [1, 2, 3])[-1]]) < 1e-3
 
 
-@pytest.mark.model
 def test_weights_that_stay_quantised_give_the_bits_of_dequantised_ones(
     small_model: ModelSource, new_driver: NewDriver
 ) -> None:

@@ -20,6 +20,7 @@ print(torch.get_num_threads(), os.environ["GOMP_SPINCOUNT"])
 """
 
 
+@pytest.mark.integration
 def test_torch_gets_its_threads_and_none_of_them_spins() -> None:
     result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["3", "0"]

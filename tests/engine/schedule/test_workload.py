@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from diptych.engine.values.limits import Scheduling
 from diptych.generation.output import FailureCode, Output
 
 VOCAB = 1000
-NUM_REQUESTS = 2000
+NUM_REQUESTS = 2000 if os.environ.get("DIPTYCH_DEEP_CHECKS") else 700
 TENANTS = ("", "a", "b", "c")
 
 Engine = Any  # the fixture's class: test helpers can't be imported
@@ -66,7 +67,7 @@ def verify(asked: dict[int, Asked], outputs: dict[int, list[Output]], allowed: s
             assert tokens == expected_output(request.prompt, len(tokens), VOCAB)
 
 
-def play_thousands(new_engine: NewEngine, overlap: bool) -> list[Any]:
+def play_many(new_engine: NewEngine, overlap: bool) -> list[Any]:
     scheduling = Scheduling("priority", max_waiting=200, tenant_weights={"a": 3.0})
     engine = new_engine(40, 32, 8, scheduling, overlap=overlap)
     asked = play(engine, random.Random(1), NUM_REQUESTS, check_every=100)
@@ -75,12 +76,12 @@ def play_thousands(new_engine: NewEngine, overlap: bool) -> list[Any]:
     return [(room, engine.outputs[room]) for room in asked]
 
 
-def test_thousands_of_requests_are_all_answered_and_the_same_seed_gives_the_same(new_engine: NewEngine) -> None:
-    assert play_thousands(new_engine, False) == play_thousands(new_engine, False)
+def test_many_requests_are_all_answered_and_the_same_seed_gives_the_same(new_engine: NewEngine) -> None:
+    assert play_many(new_engine, False) == play_many(new_engine, False)
 
 
-def test_thousands_of_requests_are_all_answered_with_overlapped_steps(new_engine: NewEngine) -> None:
-    play_thousands(new_engine, True)
+def test_many_requests_are_all_answered_with_overlapped_steps(new_engine: NewEngine) -> None:
+    play_many(new_engine, True)
 
 
 @settings(max_examples=15, deadline=None)

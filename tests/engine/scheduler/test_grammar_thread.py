@@ -17,6 +17,8 @@ from diptych.grammars.compiler import Compiler
 from diptych.grammars.matcher import MAX_SHARED_TOKENS, CompiledGrammar
 from diptych.tokens.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.integration
+
 VOCAB = 300
 
 

@@ -15,6 +15,7 @@ from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.cache.host_tier import NO_COPIER
 from diptych.engine.options.config import EngineOptions
+from diptych.engine.options.pool_size import rank_share
 from diptych.engine.scheduler import lasting_opened as lasting
 from diptych.engine.scheduler.lasting_opened import open_lasting_tiers
 from diptych.engine.scheduler.terms import file_terms, store_terms
@@ -61,6 +62,19 @@ def test_copies_of_weights_share_a_store_and_edited_ones_do_not(tiny_folder: Pat
     os.utime(weights, (1, 1))
     assert open_model(str(copy)).weights_id == open_model(str(tiny_folder)).weights_id
     assert terms(copy, store_terms) != terms(tiny_folder, store_terms)
+
+
+def test_stages_share_a_store_and_a_files_room_by_the_bytes_of_their_pages(tiny_folder: Path) -> None:
+    """Names of what other ranks keep follow from rank 0's terms, which say where all stages begin."""
+    config = replace(open_model(str(tiny_folder)).config, num_layers=7)
+    source: Any = SimpleNamespace(config=config, weights_id="weights", weight_files=[])
+    every, region = tuple(range(7)), LAYOUT.sole_region
+    stages = [replace(region, layers=layers, total_layers=every) for layers in (every[:4], every[4:])]
+    layouts = [replace(LAYOUT, regions=(each,), num_ranks=2) for each in stages]
+    assert [rank_share(each, 7 << 20) for each in layouts] == [2 << 20, 3 << 19]
+    assert rank_share(LAYOUT, 7 << 20) == 7 << 20
+    found = [terms_digest(file_terms(source, layouts[0], replace(STORE, pp=pp), "CPU")) for pp in (1, 2, 3)]
+    assert len({*found}) == 3
 
 
 def test_pages_without_states_are_those_of_the_version_that_knew_no_units_of_states(tiny_folder: Path) -> None:

@@ -99,6 +99,24 @@ def test_one_without_work_takes_part_in_the_steps_of_the_other(tmp_path: Path) -
         assert second() == [each for common in rounds for each in ((common, True), "served")]
 
 
+def test_all_hear_of_the_halves_of_a_step(tmp_path: Path) -> None:
+    clocks = [StepClock(SharedExperts(str(tmp_path), own, 2)) for own in range(2)]
+    parts = Part(9, 4, late_tokens=3, late_picked=1), Part(5, 2)
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(StepClock.meet, clocks, parts)] == [Round(parts)] * 2
+    for clock in clocks:
+        clock.close()
+
+
+def test_a_scheduler_says_what_is_in_the_second_half_of_its_step() -> None:
+    lens, sampled = np.array([4, 3, 2]), np.array([1, 0, 1])
+    batch = replace(
+        batch_of(9), extend_lens=lens, num_sampled=sampled, seq_lens=lens, page_table=np.zeros((3, 1), np.int32)
+    )
+    assert part_of(batch, 9) == Part(9, 2, late_tokens=5, late_picked=1)
+    assert part_of(batch, 10) == part_of(batch) == Part(9, 2)
+
+
 def test_who_waits_for_a_scheduler_that_has_left_is_told(tmp_path: Path) -> None:
     first, second = (StepClock(SharedExperts(str(tmp_path), own, 2)) for own in range(2))
     second.close()

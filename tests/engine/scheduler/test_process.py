@@ -90,8 +90,8 @@ def test_workers_pair_only_with_equal_types_of_layers_where_these_have_states() 
 
     others = terms(), terms(page_size=8), terms(kv_dtype="bfloat16"), terms(num_ranks=2)
     assert {mismatch(terms(), each) for each in others} == {""}
-    assert "by units, with float32 and of" in mismatch(terms(), terms(dtype="bfloat16"))
-    assert mismatch(terms(), terms(dtype="bfloat16")).endswith("by units, with bfloat16")
+    assert "by units and layers, with float32 and of" in mismatch(terms(), terms(dtype="bfloat16"))
+    assert mismatch(terms(), terms(dtype="bfloat16")).endswith("by units and layers, with bfloat16")
 
 
 def test_workers_with_recurrent_layers_offer_no_requests_that_run() -> None:

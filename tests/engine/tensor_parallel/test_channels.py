@@ -35,7 +35,7 @@ def test_ranks_on_all_nodes_apply_one_log_and_learn_from_it_where_to_meet(tmp_pa
     workers = [TpModelWorker(reaching(*places[rank], broken.append), rank) for rank in (1, 2)]
     meeting = lead.meeting(log)
     for worker in workers:
-        joined = StoreMeeting.join(worker.meeting(), "lo")
+        joined = StoreMeeting.join(worker.meeting(), "lo", 2)
         assert joined.secret() == meeting.secret()
         worker.report_loaded_model()
     assert [answer.is_loaded for answer in log.answers()] == [True, True]

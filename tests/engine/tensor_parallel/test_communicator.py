@@ -14,6 +14,8 @@ from two_gpus import needs_two_gpus
 
 from diptych.v1.rank_pb2 import Meeting
 
+pytestmark = pytest.mark.integration
+
 SCRIPT = Path(__file__).with_name("communicate.py")
 
 
@@ -70,10 +72,10 @@ from diptych.engine.tensor_parallel.meeting import StoreMeeting
 from diptych.v1.rank_pb2 import Meeting
 rank = int(sys.argv[1])
 if rank == 0:
-    meeting, where = StoreMeeting.open("127.0.0.1", "lo")
+    meeting, where = StoreMeeting.open("127.0.0.1", "lo", 2)
     print(where.SerializeToString().hex(), flush=True)
 else:
-    meeting = StoreMeeting.join(Meeting.FromString(bytes.fromhex(sys.argv[2])), "lo")
+    meeting = StoreMeeting.join(Meeting.FromString(bytes.fromhex(sys.argv[2])), "lo", 2)
 communicator = TorchCommunicator(rank, 2, meeting, torch.device("cpu"))
 print("met", flush=True)
 sys.stdin.read()

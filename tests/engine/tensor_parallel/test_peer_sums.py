@@ -11,6 +11,8 @@ from typing import Final
 import pytest
 from two_gpus import needs_two_gpus
 
+pytestmark = pytest.mark.integration
+
 SCRIPT: Final = Path(__file__).with_name("sum_with_peers.py")
 
 

@@ -44,7 +44,7 @@ def batch(mode: ForwardMode, prompt_rows: PromptRows | None) -> ForwardBatch:
 
 
 def test_a_round_arrives_as_it_was_sent() -> None:
-    common = Round((Part(5, 1), Part(2, 2, is_plain=True), NO_PART))
+    common = Round((Part(5, 1, late_tokens=2, late_picked=1), Part(2, 2, is_plain=True), NO_PART))
     assert round_from_wire(round_to_wire(common, is_without_us=True)) == common
 
 

@@ -14,8 +14,12 @@ from two_gpus import needs_two_gpus
 
 from diptych.engine import Engine, EngineOptions, SamplingParams
 
+pytestmark = pytest.mark.integration
+
 SCRIPT: Final = Path(__file__).with_name("share_with_peers.py")
 ONE: Final = EngineOptions(device="cuda", dtype="float32", kv_cache_mib=64, max_step_tokens=64, max_requests=16)
+BY_NCCL: Final = {"peer_exchange": "off"}
+HALVES: Final = BY_NCCL | {"overlap_batches": 2}
 PROMPTS: Final = [[first, 5, 7, *range(9 * first)] for first in range(11)]
 
 
@@ -48,7 +52,7 @@ def tokens(folder: Path, options: EngineOptions) -> list[tuple[int, ...]]:
 @pytest.mark.gpu
 @pytest.mark.timeout(600)  # kernels are compiled
 @needs_two_gpus
-@pytest.mark.parametrize("shared", [{}, {"cuda_graphs": "off"}, {"rebalance_experts": 5}, {"peer_exchange": "off"}])
+@pytest.mark.parametrize("shared", [{}, {"cuda_graphs": "off"}, {"rebalance_experts": 5}, BY_NCCL, HALVES])
 def test_schedulers_of_two_gpus_give_the_tokens_of_one(
     tiny_latent_experts_folder: Path, shared: dict[str, object]
 ) -> None:

@@ -547,6 +547,7 @@ def test_a_queue_is_bounded_in_bytes_too(disk: OddDisk, new_life: NewLife, monke
     disk.writes.set()
 
 
+@pytest.mark.integration
 def test_writers_that_are_killed_leave_what_they_had_written_and_nothing_wrong(tmp_path: Path) -> None:
     script = Path(killed_writers.__file__)
     done = subprocess.run(

@@ -54,3 +54,12 @@ def test_a_round_is_plain_if_nobody_has_another_step() -> None:
     plain = Part(3, 3, is_plain=True)
     assert Round((plain, NOTHING)).are_plain
     assert not Round((plain, Part(3, 3))).are_plain
+
+
+def test_a_round_has_halves_where_anybody_has_two_micro_batches() -> None:
+    cut, whole = Part(9, 4, late_tokens=3, late_picked=1), Part(5, 2)
+    assert Round((whole, NOTHING)).halves is None
+    assert Round((cut, whole, NOTHING)).halves == (
+        Round((Part(6, 3), Part(5, 2), Part(0, 0))),
+        Round((Part(3, 1), Part(0, 0), Part(0, 0))),
+    )

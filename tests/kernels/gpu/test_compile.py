@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 HERE: Final = Path(__file__).parent
 COMPILER: Final = HERE.parents[1] / "support" / "ahead_of_time.py"
 SHARED_NBYTES: Final = 227 << 10  # what a program on an H200 may have

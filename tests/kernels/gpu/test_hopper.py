@@ -61,6 +61,7 @@ def test_a_triton_without_gluon_or_with_other_names_is_said(module: str, monkeyp
     assert "no Gluon for them" in str(hopper.why_not(GPU))
 
 
+@pytest.mark.integration
 def test_backends_of_gpus_are_imported_and_choose_portable_kernels_where_there_is_no_gluon() -> None:
     program = """
         import sys

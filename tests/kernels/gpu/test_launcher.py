@@ -13,6 +13,8 @@ from triton.backends import nvidia
 
 from diptych.common.native import build_library
 
+pytestmark = pytest.mark.integration
+
 BUILD = "from diptych.kernels.gpu import launcher; print(launcher.build())"
 USE = """
 import triton

@@ -94,6 +94,7 @@ except Unauthenticated:
 """
 
 
+@pytest.mark.integration
 def test_of_two_processes_only_one_takes_it(file: Path) -> None:
     os.utime(file)
     command = [sys.executable, "-c", SIGN_IN, str(file), RIGHT]

@@ -278,6 +278,7 @@ def test_nothing_is_fetched_unless_the_operator_names_hosts(url: str) -> None:
     asyncio.run(check())
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 def test_a_certificate_must_be_of_the_name_in_the_url(tmp_path: Path) -> None:
     """The connection goes to a checked address; who answers there must prove to be the host all the same."""

@@ -37,15 +37,18 @@ def outputs(what: str, memory: SharedMemory) -> list[int]:
     return said
 
 
+@pytest.mark.integration
 def test_two_processes_never_have_the_last_place_at_once(memory: SharedMemory) -> None:
     assert sum(outputs("race", memory)) > 0
     assert Ledger(NUM_PROCESSES, 0, memory.descriptor).account("k").places.num_held == 0
 
 
+@pytest.mark.integration
 def test_processes_together_take_no_more_than_a_minutes_allowance(memory: SharedMemory) -> None:
     assert sum(outputs("charge", memory)) == 20_000
 
 
+@pytest.mark.integration
 def test_what_a_process_held_comes_back_when_it_was_killed(memory: SharedMemory) -> None:
     with start("hold", 2, memory) as process:
         assert process.stdout is not None

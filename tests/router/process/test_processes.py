@@ -36,6 +36,8 @@ from diptych.router.keys.keyring import digest_of
 from diptych.router.process.processes import Processes
 from diptych.v1 import bootstrap_pb2
 
+pytestmark = pytest.mark.integration
+
 KEY = "a key"
 WITH_KEY = {"authorization": f"Bearer {KEY}"}
 TIMEOUT_S = 300.0  # processes start, and a machine may have others

@@ -135,6 +135,7 @@ def test_who_moves_the_file_away_gets_a_new_one(tmp_path: Path) -> None:
     assert [[each["request_id"] for each in records(file)] for file in (old, path)] == [["request-0"], ["request-1"]]
 
 
+@pytest.mark.integration
 def test_a_full_disk_costs_no_token(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with small_disk.small_disk(tmp_path / "disk", 16384) as disk:
         ballast, path = disk / "ballast", disk / "usage.jsonl"
@@ -151,6 +152,7 @@ def test_a_full_disk_costs_no_token(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert sum(each["prompt_tokens"] for each in found) == sum(range(200))
 
 
+@pytest.mark.integration
 def test_what_could_not_be_written_in_the_end_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with small_disk.small_disk(tmp_path / "disk", 8192) as disk:
         log = UsageLog(disk / "usage.jsonl")

@@ -46,6 +46,7 @@ def test_an_endpoint_without_the_packages_is_refused_with_what_to_do(monkeypatch
         export_of(ENDPOINT)
 
 
+@pytest.mark.integration
 def test_a_router_that_nobody_traces_imports_nothing_for_it() -> None:
     """Neither the SDK nor an exporter; the API comes with the web framework."""
     program = "import sys, diptych.router.main; print([n for n in sys.modules if n.startswith('opentelemetry.')])"

@@ -16,7 +16,7 @@ from diptych.cli.requests.asking import ask_all, fetch
 from diptych.common.errors import NotFound
 from diptych.common.members.kubernetes_api import KubernetesApi, Object
 from diptych.common.trust.trust import Trust
-from diptych.planner.counters import Counts
+from diptych.planner.counters import Counts, Finished
 from diptych.planner.pools.cluster import Cluster, pods_of, pools_of
 from diptych.planner.values import Goal
 from diptych.v1.bootstrap_pb2 import ROLE_ROUTER, Instance
@@ -30,6 +30,7 @@ SCALED_OBJECTS: Final = ("apis/keda.sh/v1alpha1", "scaledobjects")
 AUTOSCALERS: Final = ("apis/autoscaling/v1", "horizontalpodautoscalers")
 DEPLOYMENTS: Final = ("apis/apps/v1", "deployments")
 _PREFIX: Final = "diptych_router_"
+_SIZES: Final = "diptych_router_by_new_tokens_total"
 _OBJECTIVE: Final = "diptych_router_objective_seconds"
 _DIRECTLY: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -56,11 +57,14 @@ def counts_of(page: str, goal: Goal) -> Counts:
     Requests within the objectives are counted by the router's own: where they are not those of `goal`, nobody knows.
     """
     sums: dict[str, float] = {}
+    sizes: dict[int, dict[str, float]] = {}
     objectives = set()
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
             if sample.name == _OBJECTIVE and sample.labels["tier"] == "default":
                 objectives.add((sample.labels["of"], sample.value))
+            if sample.name == _SIZES:
+                sizes.setdefault(int(sample.labels["new"]), {})[sample.labels["of"]] = sample.value
             is_load = sample.labels.get("api") != "tokens" and sample.labels.get("outcome") not in REFUSED
             if sample.name.startswith(_PREFIX) and is_load:
                 name = sample.name.removeprefix(_PREFIX)
@@ -68,7 +72,15 @@ def counts_of(page: str, goal: Goal) -> Counts:
     if "requests_running" not in sums:
         raise ValueError("it has no diptych_router_requests_running")
     is_same = objectives == {("ttft", goal.ttft_s), ("tpot", goal.tpot_s)}
-    return _counts(sums)._replace(within=sums.get("within_objectives_total", 0.0) if is_same else math.nan)
+    within = sums.get("within_objectives_total", 0.0) if is_same else math.nan
+    return _counts(sums)._replace(within=within, sizes={size: _finished(each) for size, each in sizes.items()})
+
+
+def _finished(sums: Mapping[str, float]) -> Finished:
+    finished = Finished(*(sums.get(each, 0.0) for each in Finished._fields))
+    if not all(map(math.isfinite, finished)):
+        raise ValueError("it counts what is no number")
+    return finished
 
 
 def _counts(sums: Mapping[str, float]) -> Counts:
@@ -77,7 +89,7 @@ def _counts(sums: Mapping[str, float]) -> Counts:
     in_flight = sums["requests_running"] + waiting
     ended, finished = sums.get("requests_total", 0.0), sums.get("e2e_seconds_count", 0.0)
     counts = Counts(ended, finished, prompt, cached, output, in_flight, waiting=waiting)
-    if not all(map(math.isfinite, counts)):
+    if not all(map(math.isfinite, counts[:-1])):
         raise ValueError("it counts what is no number")
     return counts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -153,18 +154,24 @@ def _workers(workers: Workers, model: Model, listen: ListenAddresses, num_thread
 
 def _nodes(component: Component, workers: Workers, port: int) -> Iterable[Component]:
     """Yield the processes of a group, the leader first; each takes the GPUs behind those of the node before."""
-    tp, base_gpu = _number(workers.options, "tp", 1), _number(workers.options, "base-gpu", 0)
+    num_ranks = _number(workers.options, "tp", 1) * _number(workers.options, "pp", 1)
+    base_gpu = _number(workers.options, "base-gpu", 0)
     for node in range(workers.nodes):
         place = {"nnodes": workers.nodes, "node-rank": node, "leader": f"127.0.0.1:{port}"}
-        own = _flags({**place, "base-gpu": base_gpu + node * (tp // workers.nodes)})
+        own = _flags({**place, "base-gpu": base_gpu + node * (num_ranks // workers.nodes)})
         name = f"{component.name}.{node}" if node else component.name
         yield replace(component, name=name, arguments=(*component.arguments, *own))
 
 
-def over_nodes(workers: Workers, nodes: int, ports: Sequence[int], given_tp: str) -> Workers:
-    """Return workers that are groups over so many nodes; `given_tp`: what the environment says, if it does."""
-    tp = _value(workers.options, "tp") or given_tp or str(nodes)
-    return replace(workers, options=(*workers.options, "--tp", tp), nodes=nodes, leader_ports=ports)
+def over_nodes(workers: Workers, nodes: int, ports: Sequence[int], given: Mapping[str, str]) -> Workers:
+    """Return workers that are groups over so many nodes; `given`: what the environment says of "tp" and "pp".
+
+    They have as few ranks as nodes can have equally many of, unless it is said how many.
+    """
+    pp = _value(workers.options, "pp") or given.get("pp") or "1"
+    stages = int(pp) if pp.isdecimal() else 1
+    tp = _value(workers.options, "tp") or given.get("tp") or str(nodes // math.gcd(nodes, stages))
+    return replace(workers, options=(*workers.options, "--tp", tp, "--pp", pp), nodes=nodes, leader_ports=ports)
 
 
 def _number(options: Sequence[str], name: str, default: int) -> int:

@@ -199,10 +199,8 @@ def _divided(config: UpConfig) -> tuple[Workers, ...]:
     """Return the workers, each over as many nodes as was asked for."""
     if config.nodes == 1:
         return config.workers
-    given_tp = os.environ.get(env_name("tp"), "")
-    return tuple(
-        over_nodes(each, config.nodes, free_ports("127.0.0.1", each.count), given_tp) for each in config.workers
-    )
+    given = {name: os.environ.get(env_name(name), "") for name in ("tp", "pp")}
+    return tuple(over_nodes(each, config.nodes, free_ports("127.0.0.1", each.count), given) for each in config.workers)
 
 
 def _supervise(run: Callable[[Stop], Awaitable[None]], view: LogView) -> int:

@@ -96,10 +96,17 @@ def main(config: DescribeConfig) -> int:
 
 
 def _tps(model: ModelConfig, kept: Declared | None, config: DescribeConfig) -> list[int]:
-    """Return the GPUs of a stage that the model divides by: of one node, or without stages of several that are full."""
-    most, counts = config.gpus_per_node // config.pp, range(2, MAX_NODES + 1 if config.pp == 1 else 2)
-    several = (config.gpus_per_node * count for count in counts)
-    return [tp for tp in (*range(1, most + 1), *several) if config.gpus_per_node and _divides(model, kept, tp)]
+    """Return the GPUs of a stage that the model divides by: of a worker on one node, or on several that are full."""
+    most = config.gpus_per_node * MAX_NODES // config.pp
+    return [tp for tp in range(1, most + 1) if _is_placed(tp, config) and _divides(model, kept, tp)]
+
+
+def _is_placed(tp: int, config: DescribeConfig) -> bool:
+    try:
+        check_placed(tp, config.gpus_per_node, config.pp)
+    except ConfigError:
+        return False
+    return True
 
 
 def _divides(model: ModelConfig, kept: Declared | None, tp: int) -> bool:

@@ -210,11 +210,12 @@ def _on(nodes: Nodes, workers: int) -> str:
 
 def _as_groups(answer: Answer, nodes: Nodes) -> list[str]:
     """Say how to start workers that take several nodes, or have stages."""
-    if answer.fewest is not None and nodes.pp > 1:
-        return [f"groups     each worker: --tp {nodes.tp} --pp {nodes.pp}, on one node"]
-    if answer.fewest is None or nodes.per_worker == 1:
+    if answer.fewest is None or (nodes.pp == 1 and nodes.per_worker == 1):
         return []
-    return [f"groups     each worker: --tp {nodes.tp} --nnodes {nodes.per_worker}, {nodes.gpus_per_node} GPUs a node"]
+    options = f"--tp {nodes.tp}" + (f" --pp {nodes.pp}" if nodes.pp > 1 else "")
+    if nodes.per_worker == 1:
+        return [f"groups     each worker: {options}, on one node"]
+    return [f"groups     each worker: {options} --nnodes {nodes.per_worker}, {nodes.gpus_per_node} GPUs a node"]
 
 
 def _why(answer: Answer) -> list[str]:

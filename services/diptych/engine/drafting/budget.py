@@ -3,9 +3,10 @@
 A step of `n` requests brings `n` tokens, and of each draft as much of one as its chance is to come true. It takes as
 long as steps of so many tokens have taken (`StepCosts`). So drafts are taken in the order of their chances, and as many
 as make tokens a second the most; none, unless they make them `WORTH` times as many: a measurement is not exact, and a
-step without drafts can be planned while another runs. Where states see what came true in a pass of its own, that costs
-too: of each row with drafts one token more than come true of them. vLLM's adaptive verification (#47808, 2026) shares
-its slots out in the same way, by costs that are profiled at start.
+step without drafts can be planned while another runs. What passes behind one with drafts until the next is launched
+costs time, therefore. Where states see what came true in a pass of its own, that costs too: of each row with drafts one
+token more than come true of them. vLLM's adaptive verification (#47808, 2026) shares its slots out in the same way, by
+costs that are profiled at start.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def share_out(
         if -at in places:
             places[-at] += 1
             most_passes = max(most_passes, places[-at])
-        took_s = costs.at(num_requests + number) + most_passes * passes.seconds
-        took_s += costs.late.at(expected - num_requests + len(rows))
+        took_s = costs.with_drafts(num_requests, number, expected - num_requests + len(rows))
+        took_s += most_passes * passes.seconds
         if expected > best * took_s:
             best, num_best, best_s = expected / took_s, number, took_s
     for chance, at in ranked[:num_best]:

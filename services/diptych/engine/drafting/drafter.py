@@ -189,8 +189,7 @@ class SourceDrafter:
     def _price(self, num_before: int, num_drafts: int, num_requests: int, pass_s: float) -> float:
         """Return what drafts of the draft model for one request take, in its tokens, where no other one has some."""
         plain_s = self._costs.at(num_requests)
-        took_s = self._costs.at(num_requests + num_drafts) + (num_before + num_drafts) * pass_s
-        took_s += self._costs.late.at(1 + num_drafts)
+        took_s = self._costs.with_drafts(num_requests, num_drafts, 1 + num_drafts) + (num_before + num_drafts) * pass_s
         return max(0.0, took_s - plain_s) * num_requests / plain_s
 
     def _settled(self, request: Request) -> _Drafted:

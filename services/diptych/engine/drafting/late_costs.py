@@ -17,7 +17,10 @@ class LateCosts:
     """The seconds of such passes, on lines between those that were measured."""
 
     def __init__(self, measured: Callable[[], LateTimes]) -> None:
-        """`measured` is asked once, when it is needed: at the start of a worker nothing was measured yet."""
+        """`measured` is asked once, when it is needed: at the start of a worker nothing was measured yet.
+
+        Weights that come later are of the same shape, and take as long.
+        """
         self._measured = measured
 
     @cached_property

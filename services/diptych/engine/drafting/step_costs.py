@@ -59,6 +59,7 @@ class StepCosts:
     def __init__(self, late: LateCosts = NO_PASS) -> None:
         """`late`: what the step behind takes longer, by what comes true of drafts."""
         self.late = late
+        self.gap_s = 0.0  # behind a step with drafts, and no other, until the next one: see `StepTimer`
         self._sizes: list[_Size] = []  # that were measured, rising
         self._believed: list[int] = []  # tokens
         self._curve: list[float] = []  # and their seconds, never falling
@@ -85,6 +86,10 @@ class StepCosts:
             return self._pace * curve[0]
         share = (num_tokens - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
         return self._pace * (curve[after - 1] + share * (curve[after] - curve[after - 1]))
+
+    def with_drafts(self, num_requests: int, num_drafts: int, num_late: float) -> float:
+        """Return how long a step with drafts takes, and what is behind it: states see `num_late` tokens late."""
+        return self.at(num_requests + num_drafts) + self.gap_s + self.late.at(num_late)
 
     def learn(self, num_tokens: int, seconds: float) -> None:
         """A step of so many tokens, and of no prompts, took so long."""

@@ -15,6 +15,7 @@ from diptych.common.members.replicas import check_replicas
 from diptych.common.net.reachable import is_loopback, reachable_host
 from diptych.common.trust.trust import TrustConfig
 from diptych.engine.options.config import EngineOptions, KvBackend, WeightsFrom
+from diptych.engine.options.node_place import cuts_stages
 from diptych.engine.values.transfer_rules import Integrity, TransferRules
 from diptych.kvtransfer.lanes import KvPath, Requirement, Transports
 
@@ -72,7 +73,7 @@ class WorkerConfig(EngineOptions, TrustConfig):
         64 << 20, help="memory for the tokens of earlier messages and prompts; 0: none", group="prompts"
     )
     nnodes: int = option(
-        1, help="nodes that the processes of --tp are divided among: each runs this command", group="nodes"
+        1, help="nodes that the processes of --tp and --pp are divided among: each runs this command", group="nodes"
     )
     node_rank: int = option(0, help="number of this node; 0 leads the group, and is what routers know", group="nodes")
     leader: str = option("", help="host:port at which node 0 serves gRPC, as other nodes reach it", group="nodes")
@@ -122,17 +123,23 @@ class WorkerConfig(EngineOptions, TrustConfig):
             raise ConfigError(f"--nnodes {self.nnodes} needs --leader HOST:PORT, where node 0 serves gRPC")
         if self.node_rank == 0 and self.port not in (0, int(port)):
             raise ConfigError(f"--port {self.port} of node 0 is not that of --leader {self.leader}: make them equal")
-        if self.tp % self.nnodes:
-            raise ConfigError(f"--tp {self.tp} can't be divided among --nnodes {self.nnodes}: all have equally many")
+        self._check_ranks_of_nodes()
         if self.dp > 1:
             raise ConfigError("--nnodes needs --dp 1: start a group of nodes for each scheduler")
-        if self.pp > 1:
-            raise ConfigError("--nnodes divides the processes of --tp, and stages are on one host yet: give --pp 1")
         if not self.node_wait_s > 0:
             raise ConfigError(f"--node-wait-s must be positive, not {self.node_wait_s}")
         if is_loopback(self.host) and not is_loopback(host):
             words = f"nobody on another node reaches --host {self.host}, though --leader is {self.leader}"
             raise ConfigError(f"{words}: listen at an address of this node, or at ::")
+
+    def _check_ranks_of_nodes(self) -> None:
+        """Raises `ConfigError` where nodes would have unlike numbers of ranks, or stages lie across them."""
+        ranks = f"--tp {self.tp}" + (f" times --pp {self.pp}" if self.pp > 1 else "")
+        if self.num_ranks % self.nnodes:
+            raise ConfigError(f"{ranks} can't be divided among --nnodes {self.nnodes}: all have equally many")
+        if cuts_stages(self.tp, share := self.num_ranks // self.nnodes):
+            words = f"a node would have {share} ranks, so a stage would lie on two nodes, beside another one"
+            raise ConfigError(f"{ranks} can't be divided among --nnodes {self.nnodes}: {words}")
 
     @property
     def own_port(self) -> int:

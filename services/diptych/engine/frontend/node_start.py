@@ -48,7 +48,7 @@ async def lead_nodes(config: WorkerConfig, role: Role, source: ModelSource, stop
     Raises `ConfigError`, and `Unavailable` where our own name gets no address in time.
     """
     deadline_s = time.monotonic() + config.node_wait_s
-    roster = Roster(hello_of(config, role, source), config.tp, deadline_s)
+    roster = Roster(hello_of(config, role, source), config.num_ranks, deadline_s)
     return LeadNodes(roster, await _place_in_time(config, deadline_s), stop)
 
 

@@ -297,6 +297,8 @@ class PendingQueries:
         self, answers: dict[int, asyncio.Future[T]], number: int, commands: engine_pb2.SchedulerCommands
     ) -> T:
         """Send a question and wait for its answer, which is put into `answers`. Raises `SchedulerDied`."""
+        if self._death.done():  # its socket may be closed
+            raise self._death.result()
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         answers[number] = answer
         try:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,39 +17,21 @@ from diptych.engine.models.arithmetic.axial_rope import AxialRope
 from diptych.engine.models.arithmetic.ops import Ops
 from diptych.engine.models.ends import RELEASED, new_ends
 from diptych.engine.models.layer import Layer, new_layer
+from diptych.engine.models.layers.attention import Projections
 from diptych.engine.models.layers.buffers import Buffers, Widths
 from diptych.engine.models.layers.layer_communicator import LayerCommunicator, Stream
 from diptych.engine.models.layers.recurrent import trials
 from diptych.engine.models.layers.recurrent.trials import LayerStates
 from diptych.engine.models.layers.row_joint import HeadJoint, RowJoint
 from diptych.engine.models.matrices.weights import Weights
+from diptych.engine.models.operations import Operation, in_order
+from diptych.engine.models.passage import Passage, Rows, halves_of, run_in_turn
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.models.stages import Stages
 from diptych.engine.models.vision_tower import VisionTower
 from diptych.engine.values.batch import OnLayer
 
 ENDS: Final = 0  # a part of a model; layer i is part 1 + i
-
-
-class Rows(Protocol):
-    """Hidden rows of tokens, for a model that joins them to embeddings."""
-
-    @property
-    def table(self) -> Tensor:
-        """`[num_places, hidden_size]`. No row is the row of a token that is the first of its request."""
-        ...
-
-    def of_step(self, num_tokens: int) -> Tensor:
-        """Return where those of a step's tokens are written, `[num_tokens, hidden_size]`."""
-        ...
-
-    def tap(self, place: int, x: Tensor) -> None:
-        """Take `[num_tokens, hidden_size]` that come out of a layer; `place`: of it among those that are tapped."""
-        ...
-
-    def reduce(self, num_tokens: int) -> None:
-        """Make the rows of a step's tokens of what was tapped."""
-        ...
 
 
 _NOTHING: Final = Layer(None, None, None, None, None, None, None, None, None)
@@ -70,8 +52,6 @@ class Decoder:
         # at the end of such layers stands something else, or all of their rows are looked at
         may_scatter = not (config.layer_scales or adds_rows or config.taps or stages is not None)
         self._communicator = LayerCommunicator(ops, config.rms_norm_eps, config.residual_scale, may_scatter=may_scatter)
-        scale = config.embedding_scale
-        self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
         self._head = None if config.eagle is None else HeadJoint.build(config, weights, ops)
         self._joint = RowJoint.build(config, weights, ops) if config.joins_rows and self._head is None else None
         self._taps = {layer: place for place, layer in enumerate(config.taps)}
@@ -132,57 +112,117 @@ class Decoder:
         their own, the first those of `logits_rows`, the other one all. They are what the output projection is given, or
         with an EAGLE head what is made of the layers that it taps, and what comes out of its own.
         """
-        if pieces is None:
-            pieces = Pieces(self.new_buffers(len(batch.input_ids), batch.input_ids.device), at_once)
-            layers = self._decompressed if attention.decompresses else self.layers
-        else:
-            layers = self.layers
-        buffers = self._of_layers(pieces.buffers)
-        held = self._of_layers(pieces.buffers.first(len(batch.positions)))
-        x = pieces.run(lambda: self._begin(layers, batch, buffers[0], rows))
-        stream = self._communicator.resume(x, len(buffers[0].normed))
-        turns = None if self._axial is None else self._axial.turns(batch)
-        between = self._between if not self._taps else partial(self._between_tapped, rows)
-        for index, own in enumerate(held):
+        own = self._passage(batch, attention, self._is_last_elsewhere(), pieces)
+        own.on_layer, own.states, own.rows = on_layer, states, rows
+        run = at_once if pieces is None else pieces.run
+        self._resume(own, run(partial(self._begin, own)))
+        for index in range(len(own.held)):
             if index:
-                pieces.run(partial(between, layers, index, stream, buffers, batch))
-            if self._axial is not None and turns is not None:
-                self._axial.apply(own.qkv, turns)
-            self._look_back(layers, index, batch, attention, states, own)
-            if on_layer is not None:
-                on_layer(index)
+                run(partial(self._go_on, own, index))
+            self._look_back(own, index)
+        in_order(self._last(own))
+        return own.logits
+
+    def forward_both(
+        self,
+        micro_batches: Sequence[tuple[StagedBatch, PhasedAttention] | None],
+        device: torch.device,
+        on_layer: OnLayer | None = None,
+    ) -> list[Tensor | None]:
+        """Run two micro-batches of a round, each with an attention that was told of it; return their logits.
+
+        While tokens of one are on their way to experts or back, the other computes. Each takes part in its half of the
+        round, of which we may have no token: None.
+        """
+        experts = self._ops.ranks.experts
+        halves = halves_of(experts)
+        passages = [
+            None if each is None else self._passage(*each, half.are_any_picked)
+            for each, half in zip(micro_batches, halves, strict=True)
+        ]
+        for last in [own for own in passages if own is not None][-1:]:
+            last.on_layer = on_layer  # with it all of a layer is computed
+        lists = [
+            self._for_others(device, is_last_anywhere=half.are_any_picked) if own is None else self._operations(own)
+            for own, half in zip(passages, halves, strict=True)
+        ]
+        run_in_turn(lists, experts, halves)
+        return [None if own is None else own.logits for own in passages]
+
+    def _passage(
+        self, batch: StagedBatch, attention: PhasedAttention, is_last_anywhere: bool, pieces: Pieces | None = None
+    ) -> Passage:
+        """What is recorded in pieces has latents as they are."""
+        layers = self._decompressed if pieces is None and attention.decompresses else self.layers
+        new = self.new_buffers(len(batch.input_ids), batch.input_ids.device) if pieces is None else pieces.buffers
+        held = self._of_layers(new.first(len(batch.positions)))
+        turns = None if self._axial is None else self._axial.turns(batch)
+        return Passage(layers, batch, attention, self._of_layers(new), held, turns, is_last_anywhere)
+
+    def _operations(self, own: Passage) -> Iterator[Operation]:
+        """Yield all that there is to do for a micro-batch."""
+        yield lambda: self._resume(own, self._begin(own))
+        for index in range(len(own.held)):
+            if index:
+                yield from self._between(own, index)
+            yield partial(self._look_back, own, index)
+        yield from self._last(own)
+
+    def _resume(self, own: Passage, x: Tensor) -> None:
+        own.stream = self._communicator.resume(x, len(own.buffers[0].normed))
+
+    def _go_on(self, own: Passage, index: int) -> None:
+        in_order(self._between(own, index))
+
+    def _last(self, own: Passage) -> Iterator[Operation]:
+        """Yield what is behind the last attention: of the tokens alone whose logits are wanted."""
         if not self._config.has_last_layer:
-            return self._hand_on(stream, buffers[-1], len(batch.logits_rows))
-        picked, last = buffers[-1].picked(batch.logits_rows), self._communicator.pick(stream, batch.logits_rows)
-        logits = self._last(last, picked)
-        if batch.watcher is not None:
-            batch.watcher.out(picked.normed)
+            yield partial(self._hand_on, own)
+            return
+        wanted = own.batch.logits_rows
+        picked, last = own.buffers[-1].picked(wanted), self._communicator.pick(own.stream, wanted)
+        if len(wanted):
+            yield from self._finishing(self.layers[-1], last, picked)
+        elif own.is_last_anywhere:
+            yield from self.layers[-1].serve_others(picked.normed)
+        yield partial(self._conclude, own, last, picked)
+
+    def _conclude(self, own: Passage, last: Stream, picked: Buffers) -> None:
+        """Behind the last layer: from hidden states to logits."""
+        own.logits = logits = self._made_of(last, picked)
+        if own.batch.watcher is not None:
+            own.batch.watcher.out(picked.normed)
         if self._stages is not None:
             self._stages.bring_back(logits)
         if self._head is not None:
-            assert rows is not None
-            out = last.x[: batch.host.num_samples]
-            rows.of_step(len(out)).copy_(out)
-        elif rows is not None:
-            self._keep(rows, batch, stream, picked, buffers[-1])
-        return logits
+            assert own.rows is not None
+            out = last.x[: own.batch.host.num_samples]
+            own.rows.of_step(len(out)).copy_(out)
+        elif own.rows is not None:
+            self._keep(own.rows, own.batch, own.stream, picked, own.buffers[-1])
 
-    def _hand_on(self, stream: Stream, buffers: Buffers, num_rows: int) -> Tensor:
-        """Finish the last layer of a stage for all tokens, and send them on; return the logits on rank 0."""
+    def _made_of(self, last: Stream, picked: Buffers) -> Tensor:
+        """Nothing is launched for no token."""
+        if not len(picked.normed):
+            return last.x.new_empty(0, self._config.output_size)
+        return self._ends.logits(picked.normed) if self._config.pooling is None else picked.normed.clone()
+
+    def _hand_on(self, own: Passage) -> None:
+        """Finish the last layer of a stage for all tokens, and send them on; the logits are rank 0's."""
         assert self._stages is not None
-        self._finish(self.layers[-1], stream, buffers)
-        self._stages.send(stream.x)
-        logits = stream.x.new_empty(num_rows, self._config.output_size)
-        self._stages.bring_back(logits)
-        return logits
+        in_order(self._finishing(self.layers[-1], own.stream, own.buffers[-1]))
+        self._stages.send(own.stream.x)
+        own.logits = own.stream.x.new_empty(len(own.batch.logits_rows), self._config.output_size)
+        self._stages.bring_back(own.logits)
 
     def serve_others(self, device: torch.device) -> None:
         """Take part in a step of others without a token: compute what of their tokens comes to experts of ours."""
+        in_order(self._for_others(device, is_last_anywhere=self._is_last_elsewhere()))
+
+    def _for_others(self, device: torch.device, *, is_last_anywhere: bool) -> Iterator[Operation]:
         nothing = torch.empty(0, self._config.hidden_size, dtype=self._dtype, device=device)
-        for layer in self.layers[:-1]:
-            _serve_others(layer, nothing)
-        if self._is_last_elsewhere():
-            _serve_others(self.layers[-1], nothing)
+        for layer in self.layers if is_last_anywhere else self.layers[:-1]:
+            yield from layer.serve_others(nothing)
 
     def _is_last_elsewhere(self) -> bool:
         """Whether ranks that share our experts compute the last layer, though we may have no token for it."""
@@ -199,7 +239,7 @@ class Decoder:
             own = picked.normed[:num_picked]
             rows.of_step(len(own)).copy_(own)
             return
-        self._finish(self.layers[-1], stream, whole)
+        in_order(self._finishing(self.layers[-1], stream, whole))
         rows.of_step(num_tokens).copy_(whole.normed[:num_tokens])
 
     def _of_layers(self, buffers: Buffers) -> Sequence[Buffers]:
@@ -207,44 +247,29 @@ class Decoder:
         of_widths = {widths: buffers.narrowed(widths) for widths in set(self._widths)}
         return [of_widths[widths] for widths in self._widths]
 
-    def _look_back(
-        self,
-        layers: Sequence[Layer],
-        index: int,
-        batch: StagedBatch,
-        attention: PhasedAttention,
-        states: LayerStates | None,
-        own: Buffers,
-    ) -> None:
+    def _look_back(self, own: Passage, index: int) -> None:
         """What a layer makes of each token and of those before it."""
-        layer = layers[index]
+        layer, buffers, batch = own.layers[index], own.held[index], own.batch
+        if own.turns is not None and self._axial is not None:
+            self._axial.apply(buffers.qkv, own.turns)
         if layer.mixer is not None:
-            assert states is not None
-            trials.mix(layer.mixer, self._ops.state_rules, index, own.projected, states, batch, own.mixed)
-        if index not in self._places:
-            return
-        if layer.growth is not None:
-            layer.growth.apply(own.qkv, batch.positions)  # to rotate them before or afterwards is the same
-        if batch.watcher is not None:
-            batch.watcher.before(index, own.qkv)
-        if layer.made is not None:
-            attention.attend_decompressed(own.qkv, self._places[index], layer.made.attended(own), layer.made)
-        else:
-            attention.attend(own.qkv, self._places[index], own.attended)
-        if batch.watcher is not None:
-            batch.watcher.behind(index)
+            assert own.states is not None
+            mixed = buffers.projected, own.states, batch, buffers.mixed
+            trials.mix(layer.mixer, self._ops.state_rules, index, *mixed)
+        if index in self._places:
+            own.attend(index, self._places[index])
+        if own.on_layer is not None:
+            own.on_layer(index)
 
     def new_buffers(self, num_tokens: int, device: torch.device) -> Buffers:
         """Return what a step of so many tokens needs for its pieces."""
         return Buffers.allocate(self._config, self._widest, num_tokens, self._dtype, device)
 
-    def _begin(self, layers: Sequence[Layer], batch: StagedBatch, buffers: Buffers, rows: Rows | None) -> Tensor:
+    def _begin(self, own: Passage) -> Tensor:
         """From tokens to the first attention; return this rank's rows of the residual stream."""
-        x = self._embedded(batch.input_ids) if self._config.has_first_layer else self._received(batch.input_ids)
-        if batch.image_tokens is not None and batch.image_rows is not None:
-            x[batch.image_tokens] = batch.image_rows[0]
-        if batch.embed_tokens is not None and batch.embed_rows is not None and self._config.has_first_layer:
-            x[batch.embed_tokens] = batch.embed_rows
+        batch, rows, buffers, first = own.batch, own.rows, own.buffers[0], own.layers[0]
+        x = self._ends.embedded(batch.input_ids) if self._config.has_first_layer else self._received(batch.input_ids)
+        own.place_rows(x, are_given=self._config.has_first_layer)
         if self._joint is not None:
             assert rows is not None
             assert batch.rows_before is not None
@@ -252,57 +277,37 @@ class Decoder:
         if self._head is not None:
             assert rows is not None
             assert batch.rows_before is not None
-            return self._begin_beside(layers[0], x, rows.table[batch.rows_before], buffers)
+            return self._begin_beside(first, x, rows.table[batch.rows_before], buffers)
         if self._ends.per_layer is not None:
             self._ends.per_layer.fill(batch.input_ids, x, buffers.per_layer)
         stream = self._communicator.begin(x)
         self._communicator.give(stream, self._ends.input_norm, buffers.normed)
-        self._project_in(layers[0], buffers)
+        first.project_in(buffers)
         return stream.x
 
     def _begin_beside(self, layer: Layer, embedded: Tensor, before: Tensor, buffers: Buffers) -> Tensor:
         """The stream of a head begins with the rows `before`; its attention reads embeddings, too."""
         assert self._head is not None
         stream = self._communicator.begin(before)
-        self._project_in(layer, replace(buffers, normed=self._head.beside(embedded, before)))
+        layer.project_in(replace(buffers, normed=self._head.beside(embedded, before)))
         return stream.x
 
-    def _between_tapped(
-        self,
-        rows: Rows | None,
-        layers: Sequence[Layer],
-        index: int,
-        stream: Stream,
-        buffers: Sequence[Buffers],
-        batch: StagedBatch,
-    ) -> None:
-        """`_between` where somebody reads what comes out of some layers."""
-        self._between(layers, index, stream, buffers, batch)
-        if rows is not None and index - 1 in self._taps:
-            rows.tap(self._taps[index - 1], stream.x)
-
-    def _between(
-        self, layers: Sequence[Layer], index: int, stream: Stream, buffers: Sequence[Buffers], batch: StagedBatch
-    ) -> None:
+    def _between(self, own: Passage, index: int) -> Iterator[Operation]:
         """From the attention before to that of layer `index`."""
-        self._finish(layers[index - 1], stream, buffers[index - 1])
+        before, stream = own.layers[index - 1], own.stream
+        yield from self._finishing(before, stream, own.buffers[index - 1])
+        batch = own.batch
         if batch.image_tokens is not None and batch.image_rows is not None and index < len(batch.image_rows):
-            stream.x[batch.image_tokens] += batch.image_rows[index]
-            self._communicator.give(stream, layers[index - 1].next_norm, buffers[index - 1].normed)
-        self._project_in(layers[index], buffers[index])
+            yield partial(self._add_image_rows, own, index)
+        yield partial(own.layers[index].project_in, own.buffers[index])
+        if own.rows is not None and index - 1 in self._taps:
+            yield partial(own.rows.tap, self._taps[index - 1], stream.x)
 
-    def _project_in(self, layer: Layer, buffers: Buffers) -> None:
-        if layer.attention is not None:
-            layer.attention.project_in(buffers)
-
-    def _last(self, stream: Stream, buffers: Buffers) -> Tensor:
-        """Finish the last layer for the tokens whose logits are wanted; return those. Nothing is launched for none."""
-        if not len(buffers.normed):
-            if self._is_last_elsewhere():
-                _serve_others(self.layers[-1], buffers.normed)
-            return stream.x.new_empty(0, self._config.output_size)
-        self._finish(self.layers[-1], stream, buffers)
-        return self._logits(buffers.normed) if self._config.pooling is None else buffers.normed.clone()
+    def _add_image_rows(self, own: Passage, index: int) -> None:
+        batch = own.batch
+        assert batch.image_rows is not None
+        own.stream.x[batch.image_tokens] += batch.image_rows[index]
+        self._communicator.give(own.stream, own.layers[index - 1].next_norm, own.buffers[index - 1].normed)
 
     def _received(self, input_ids: Tensor) -> Tensor:
         """Wait for what comes of these tokens out of the stage before."""
@@ -311,35 +316,22 @@ class Decoder:
         self._stages.receive(x)
         return x
 
-    def _embedded(self, input_ids: Tensor) -> Tensor:
-        x = self._ends.embed.rows(input_ids)
-        return x if self._embedding_scale is None else x.mul_(self._embedding_scale)
-
-    def _finish(self, layer: Layer, stream: Stream, buffers: Buffers) -> None:
+    def _finishing(self, layer: Layer, stream: Stream, buffers: Buffers) -> Iterator[Operation]:
         """From what attention of a layer found to the next one's normed input."""
-        add, delta, normed = self._communicator.add, buffers.delta, buffers.normed
         if layer.attention is not None:
-            found = layer.attention.project_out(buffers)
-            next_norm = layer.next_norm if layer.ffn is None else layer.ffn_norm
-            add(stream, found, delta, layer.attention_post_norm, next_norm, normed)
+            yield partial(self._project_out, layer, layer.attention, stream, buffers)
         if layer.ffn is not None:
-            found = layer.ffn.forward(buffers)
-            add(stream, found, delta, layer.ffn_post_norm, layer.next_norm, normed)
+            operations, found = layer.ffn.steps(buffers)
+            yield from operations
+            added = buffers.delta, layer.ffn_post_norm, layer.next_norm, buffers.normed
+            yield lambda: self._communicator.add(stream, found(), *added)
         if layer.end is not None:
-            layer.end.finish(stream.x, buffers)
+            yield partial(layer.end.finish, stream.x, buffers)
 
-    def _logits(self, normed: Tensor) -> Tensor:
-        logits = normed.new_empty(len(normed), self._config.output_size)
-        self._ends.lm_head.multiply(normed, logits)
-        if self._config.logits_divisor != 1:
-            logits.div_(self._config.logits_divisor)
-        cap = self._config.logits_softcap
-        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
-
-
-def _serve_others(layer: Layer, nothing: Tensor) -> None:
-    if layer.ffn is not None:
-        layer.ffn.serve_others(nothing)
+    def _project_out(self, layer: Layer, attention: Projections, stream: Stream, buffers: Buffers) -> None:
+        found = attention.project_out(buffers)
+        next_norm = layer.next_norm if layer.ffn is None else layer.ffn_norm
+        self._communicator.add(stream, found, buffers.delta, layer.attention_post_norm, next_norm, buffers.normed)
 
 
 def _new_tower(config: ModelConfig, weights: Weights, dtype: torch.dtype) -> VisionTower:

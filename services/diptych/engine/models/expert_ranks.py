@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -10,6 +10,8 @@ from torch import Tensor
 from diptych.engine.values.expert_placement import ExpertPlacement
 from diptych.engine.values.rounds import Round
 from diptych.kernels.expert_places import ExpertTable, Received
+
+Coming = Callable[[], Tensor]  # waits for what is on its way, and returns it: a GPU's stream waits, not the host
 
 
 class PeerExchange(Protocol):
@@ -43,6 +45,11 @@ class ExpertRanks(Protocol):
 
     round: Round | None
     """The sizes of the running step; None: all ranks run the same one, as before they serve."""
+
+    @property
+    def late_tokens(self) -> int | None:
+        """How many of this scheduler's tokens are in the second half of the running step; None: it has no halves."""
+        ...
 
     padded_rows: int | None
     """For how many rows of a scheduler tokens are exchanged in all layers but the last; None: as many as one has."""
@@ -92,14 +99,17 @@ class ExpertRanks(Protocol):
         """Wait for all ranks; return the smallest of their numbers."""
         ...
 
-    def all_gather(self, part: Tensor) -> Tensor:
-        """Put the rows of all ranks together: `[n, width]` -> `[size * n, width]`, n alike on all."""
+    def all_gather(self, part: Tensor) -> Coming:
+        """Begin to put the rows of all ranks together: `[n, width]` -> `[size * n, width]`, n alike on all.
+
+        `part` must not change before the result was asked for.
+        """
         ...
 
     def num_sent_to_us(self, num_sent: Sequence[int]) -> list[int]:
         """Tell each rank how many rows it is sent; return how many each one sends to us. Waits for all."""
         ...
 
-    def exchange(self, rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int]) -> Tensor:
-        """Send each rank its part of `rows`; return what all have sent to us, in order of rank."""
+    def exchange(self, rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int]) -> Coming:
+        """Begin to send each rank its part of `rows`, which must not change; what comes is by rank, in their order."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.engine.models.arithmetic.ops import Ops
 from diptych.engine.models.layers.attention import Projections, StateMixer
+from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.dense_beside_moe import DenseBesideMoe
 from diptych.engine.models.layers.latent_attention import DecompressedBlock, LatentAttentionBlock
 from diptych.engine.models.layers.layer_end import LayerEnd
@@ -19,6 +21,7 @@ from diptych.engine.models.layers.moe import MoeBlock
 from diptych.engine.models.layers.norm import Norm, RmsNorm, new_norm
 from diptych.engine.models.layers.query_growth import Growth, new_growth
 from diptych.engine.models.matrices.weights import Weights
+from diptych.engine.models.operations import Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,15 @@ class Layer:
     next_norm: Norm | None  # the next layer's input norm; the last layer's is the model's; behind a stage none
     end: LayerEnd | None  # that norms in place of `next_norm`
     made: DecompressedBlock | None = None  # `attention` again, where keys and values are made of latents
+
+    def project_in(self, buffers: Buffers) -> None:
+        """See `Projections`."""
+        if self.attention is not None:
+            self.attention.project_in(buffers)
+
+    def serve_others(self, nothing: Tensor) -> Sequence[Operation]:
+        """See `FeedForward`."""
+        return () if self.ffn is None else self.ffn.serve_others(nothing)
 
     def decompressed(self) -> Layer:
         """Return the layer with keys and values made of latents, if it can be."""

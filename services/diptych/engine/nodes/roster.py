@@ -42,10 +42,10 @@ class _Node:
 class Roster:
     """The nodes of one group."""
 
-    def __init__(self, ours: NodeHello, tp: int, deadline_s: float) -> None:
-        """`deadline_s`: when all must be here."""
+    def __init__(self, ours: NodeHello, num_ranks: int, deadline_s: float) -> None:
+        """`num_ranks`: of all nodes. `deadline_s`: when all must be here."""
         self._ours = ours
-        self._tp = tp
+        self._num_ranks = num_ranks
         self._deadline_s = deadline_s
         self._nodes: dict[int, _Node] = {}
         self._is_over = False
@@ -107,7 +107,7 @@ class Roster:
         return [self._record(hello) for hello in hellos]
 
     def _record(self, hello: NodeHello) -> GroupNode:
-        ranks = ranks_of_node(hello.node, hello.num_nodes, self._tp)
+        ranks = ranks_of_node(hello.node, hello.num_nodes, self._num_ranks)
         return GroupNode(
             node=hello.node,
             epoch=hello.epoch,

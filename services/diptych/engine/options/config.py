@@ -60,7 +60,8 @@ _AT_LEAST_ONE: Final = (
     "max_lora_rank",
 )
 _CACHES: Final = ("kv_cache_mib", "host_cache_mib", "file_cache_mib", "shared_cache_mib")
-_NOT_NEGATIVE: Final = ("mixed_step_ms", *_CACHES, "max_loras", "base_gpu", "redundant_experts", "rebalance_experts")
+_OF_SHARED_EXPERTS: Final = ("redundant_experts", "rebalance_experts", "overlap_batches")
+_NOT_NEGATIVE: Final = ("mixed_step_ms", *_CACHES, "max_loras", "base_gpu", *_OF_SHARED_EXPERTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,12 @@ class EngineOptions:
     peer_exchange: Switch = option(
         "on",
         help="GPUs of --dp-attention that can store to each other's memory exchange tokens so, and record steps",
+        group="engine",
+    )
+    overlap_batches: int = option(
+        0,
+        help="steps of --dp-attention with so many tokens are computed in halves: one computes while tokens of"
+        " the other travel to experts; 0: none are",
         group="engine",
     )
     num_threads: int = option(1, help="CPU threads for the model, of each process", group="engine")
@@ -221,8 +228,9 @@ class EngineOptions:
     def _check_dp_attention(self) -> None:
         """Raises `ConfigError` for what schedulers that step at once can't do."""
         if not self.dp_attention:
-            if self.redundant_experts or self.rebalance_experts:
-                raise ConfigError("--redundant-experts and --rebalance-experts are for --dp-attention: give that, too")
+            for name in _OF_SHARED_EXPERTS:
+                if getattr(self, name):
+                    raise ConfigError(f"--{name.replace('_', '-')} is for --dp-attention: give that, too")
             return
         if self.dp == 1:
             raise ConfigError("--dp-attention needs --dp above 1: the schedulers that share experts")
@@ -235,9 +243,21 @@ class EngineOptions:
             raise ConfigError(f"--dp-attention does not take --speculate {self.speculate}, {words}")
         if self.lora:
             raise ConfigError("--dp-attention takes no adapters: leave out --lora, or --dp-attention")
+        self._check_overlap_batches()
         if self.deterministic:
             words = "whose sums depend on where experts are: leave it out"
             raise ConfigError(f"--deterministic is not for --dp-attention, {words}")
+
+    def _check_overlap_batches(self) -> None:
+        """Raises `ConfigError` where halves of a step can't be on their way at once."""
+        if not self.overlap_batches or self.device != "cuda":
+            return
+        if self.peer_exchange == "on":
+            words = "which has room for one step at a time, and is faster: leave it out, or give --peer-exchange off"
+            raise ConfigError(f"--overlap-batches is not for GPUs that exchange through each other's memory, {words}")
+        if self.tp > 1:
+            words = "where sums of ranks and exchanges would be on their way at once: leave out one of them"
+            raise ConfigError(f"--overlap-batches is not for --tp {self.tp} on GPUs, {words}")
 
     def _check_pp(self) -> None:
         """Raises `ConfigError` for what stages of a pipeline can't do."""
@@ -256,11 +276,6 @@ class EngineOptions:
             )
         if self.deterministic:
             raise ConfigError("--deterministic is not for --pp yet: leave out one of them")
-        if self.file_cache_dir or self.shared_cache:
-            which = "--file-cache-dir" if self.file_cache_dir else "--shared-cache"
-            raise ConfigError(
-                f"{which} keeps pages of as many bytes on all ranks, and stages have others: leave it out"
-            )
 
     def _check_timing(self) -> None:
         if self.sim_timing == USUAL_TIMING:  # as of every worker that computes, which needs no model of steps for it

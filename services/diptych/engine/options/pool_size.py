@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from diptych.architectures.fair_shares import check_divides
-from diptych.architectures.stages import check_stages, stage_layers
+from diptych.architectures.stages import check_stages, of_stage, stage_layers
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.engine.schedule.pace.step_sizes import REQUEST_TOKENS, usual
 from diptych.engine.values.kv_regions import (
+    cell_nbytes,
     given_nbytes,
     kv_layout,
-    pages_per_state,
     state_nbytes,
     window_pages,
     with_states,
@@ -41,7 +41,9 @@ def pool_layout(
     All stages of a pipeline, which `whole` is cut into, have as many pages as the one whose pages are largest. Raises
     `ConfigError` for a pool in which no request of `max_model_len` would ever fit.
     """
-    one = with_states(whole_layout(model, options.page_size, options.kv_dtype, share), model, options.dtype)
+    one = whole_layout(model, options.page_size, options.kv_dtype, share)
+    num_state_pages = 0 if whole is None else most_state_pages(one, model, whole, options.pp, options.dtype)
+    one = with_states(one, model, options.dtype, num_state_pages)
     largest = largest_page_nbytes(one, whole or model, options)
     layout = replace(one, num_pages=options.kv_cache_mib * MIB // largest)
     _check_holds(model, layout, options, 1, largest)
@@ -53,8 +55,35 @@ def largest_page_nbytes(layout: PoolLayout, model: ModelConfig, options: EngineO
     """Return the bytes of a page of the stage of `model` with the most layers; `layout`: of any rank's pool."""
     if options.pp == 1:
         return layout.page_nbytes
-    most = max(map(len, stage_layers(model, options.pp)))
+    most = max(num_attending for num_attending, _ in _kept_layers(model, options.pp))
     return most * layout.sole_region.layer_nbytes(layout.page_size)
+
+
+def rank_share(layout: PoolLayout, nbytes: int) -> int:
+    """Return what of memory that all ranks have together is for one whose pool is laid out so, by the bytes of pages.
+
+    So all ranks have room for as many pages.
+    """
+    region = layout.regions[0]
+    return nbytes * len(region.layers) // (len(region.model_layers) * layout.num_ranks)
+
+
+def _kept_layers(model: ModelConfig, num_stages: int) -> list[tuple[int, int]]:
+    """Return how many layers of each stage a page has places for, and how many keep a state."""
+    stages = (of_stage(model, layers) for layers in stage_layers(model, num_stages))
+    return [(len(each.page_groups[0]), len(each.recurrent.layers) if each.recurrent else 0) for each in stages]
+
+
+def most_state_pages(layout: PoolLayout, model: ModelConfig, whole: ModelConfig, num_stages: int, dtype: str) -> int:
+    """Return the pages of a state in the stage of `whole` where it takes the most; 0 where there are no stages.
+
+    `layout`: of the one that computes `model`.
+    """
+    if model.recurrent is None or model.stage is None:
+        return 0
+    of_layer = model.recurrent.mixer.num_units * cell_nbytes(model.recurrent, dtype)
+    page = layout.sole_region.layer_nbytes(layout.page_size)
+    return max(-(-states * of_layer // (attending * page)) for attending, states in _kept_layers(whole, num_stages))
 
 
 def whole_layout(model: ModelConfig, page_size: int, dtype: str, share: HeadShare | None = None) -> PoolLayout:
@@ -81,7 +110,13 @@ def pool_words(model: ModelConfig, layout: PoolLayout, options: EngineOptions, m
         return f"{pages}, of which a request has up to {most_live} for windows while it is decoded"
     if model.recurrent is None:
         return pages
-    nbytes = max_requests * request_state_nbytes(model.recurrent.of_rank(options.tp), options)
+    stage = layout.state_stage
+    own = (
+        model.recurrent
+        if stage is None
+        else replace(model.recurrent, layers=model.recurrent.layers[: stage.num_layers])
+    )
+    nbytes = max_requests * request_state_nbytes(own.of_rank(options.tp), options)
     return f"{pages}, and {nbytes / MIB:,.0f} MiB beside them for states"
 
 
@@ -99,10 +134,11 @@ def check_pool(model: ModelConfig, options: EngineOptions, role: Role, device: D
     if options.kv_cache_mib:
         from diptych.checkpoints.shard import Shard
 
-        layers = max(stage_layers(model, options.pp), key=len) if options.pp > 1 else None
+        layers = stage_layers(model, options.pp)[0] if options.pp > 1 else None
         part = Shard(0, options.tp, layers=layers).config(model)
         layout = pool_layout(part, options, None, model)
-        _check_holds(part, layout, options, 2 if role is Role.UNIFIED else 1, layout.page_nbytes)
+        largest = largest_page_nbytes(layout, model, options)
+        _check_holds(part, layout, options, 2 if role is Role.UNIFIED else 1, largest)
 
 
 def likely_device(wanted: DeviceKind, signs: Sequence[Path] = GPU_SIGNS) -> DeviceKind:
@@ -121,7 +157,7 @@ def _check_holds(
     """
     page_size, longest = layout.page_size, options.max_model_len
     windows = window_pages(model, usual(options.given_sizes).sizes.max_step_tokens)
-    num_state_pages = (1 + num_shares) * pages_per_state(model, 1, options.dtype, layout)
+    num_state_pages = (1 + num_shares) * layout.pages_per_state
     fewest = windows.pool_pages(MIN_PAGES, page_size)
     of_tokens = max(fewest, num_shares * windows.pool_pages(-(-longest // page_size), page_size))
     needed = of_tokens + num_state_pages

@@ -26,6 +26,9 @@ def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
         if options.redundant_experts > most:
             raise ConfigError(f"--redundant-experts {options.redundant_experts} are more than {most}: all on all ranks")
     _check_rows(source, options)
+    if options.overlap_batches and source.config.recurrent is not None:
+        words = "whose states are of a whole step: leave it out"
+        raise ConfigError(f"--overlap-batches is not for recurrent layers, as {source.config.model_id} has, {words}")
     pooling = source.config.pooling
     if options.dp_attention and pooling is not None and pooling.needs_all_tokens:
         words = f"all rows of a prompt are needed for its vector (pooling by {pooling.method})"

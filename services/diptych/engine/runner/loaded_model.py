@@ -63,6 +63,7 @@ class ModelOptions:
     row_tokens: int = 1  # of the longest row that a request may have, with its drafts
     deterministic: bool = False  # a token's bits do not depend on what else is in its step
     expert_parallel: bool = False  # ranks have whole experts
+    overlap_batches: bool = False  # a step may have two micro-batches, see `Decoder.forward_both`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +97,7 @@ class LoadedModel:
     blueprint: Blueprint
     capture: AttentionCapture  # of what tokens look at
     only_queues: bool  # all but attention, whatever the numbers: a GPU can record it
+    late_attention: PhasedAttention | None = None  # of the second of two micro-batches
     pooler: Pooler | None = None  # None: the model makes text
     main: ModelConfig | None = None  # of the model whose draft this is; None: of none
     draft: LoadedModel | None = None  # that guesses what this one will say, on the same pool
@@ -115,10 +117,12 @@ class LoadedModel:
         with torch.inference_mode():
             kinds = _kinds(self.config.attending, self.main, kv, self.options, self.sinks)
             attention, capture = _choose(kinds, self.options).attention, AttentionCapture(self.config, kinds)
+            late = _late_attention(kinds, self.options)
             made = self.options, self.blueprint.ops
             states = self.states.on(kv) if self.states else _new_states(self.config, kv, *made)
             draft, images = self.draft and self.draft.on(kv), self.images and self.images.on(kv)
-            return replace(self, attention=attention, capture=capture, states=states, draft=draft, images=images)
+            at_once = replace(self, attention=attention, late_attention=late, capture=capture)
+            return replace(at_once, states=states, draft=draft, images=images)
 
     @property
     def image_counts(self) -> ImageCounts:
@@ -175,6 +179,21 @@ class LoadedModel:
     def forward(self, batch: StagedBatch, on_layer: OnLayer | None = None, pieces: Pieces | None = None) -> Tensor:
         """Return the logits of `batch.logits_rows`. Attention was told of the batch before, and so were adapters."""
         return self.decoder.forward(batch, self.attention, on_layer, pieces, self.states, self.rows)
+
+    def forward_both(
+        self, micro_batches: Sequence[StagedBatch | None], device: torch.device, on_layer: OnLayer | None = None
+    ) -> list[Tensor | None]:
+        """Do the same for both micro-batches of a round, each of which its own attention was told of."""
+        assert isinstance(self.decoder, Decoder), "encoders share no experts"
+        pairs = zip(micro_batches, self.attentions, strict=True)
+        at_hand = [None if batch is None else (batch, attention) for batch, attention in pairs]
+        return self.decoder.forward_both(at_hand, device, on_layer)
+
+    @property
+    def attentions(self) -> tuple[PhasedAttention, PhasedAttention]:
+        """Those of two micro-batches."""
+        assert self.late_attention is not None, "a step has no halves without --overlap-batches"
+        return self.attention, self.late_attention
 
     def likeliest(self, logits: Tensor) -> Tensor:
         """Return the likeliest tokens `[num_rows]`."""
@@ -271,6 +290,7 @@ def load_model(
         loras=loras,
         sampler=backend.sampler,
         attention=backend.attention,
+        late_attention=_late_attention(kinds, options),
         states=_new_states(part.config, kv, options, ops),
         sinks=sinks,
         communicator=communicator,
@@ -334,6 +354,10 @@ def _fill(sinks: Tensor | None, layers: Iterable[int], weights: Weights) -> None
 def _choose(kinds: Sequence[Setting], options: ModelOptions) -> Backend:
     extend = options.attention_backend
     return choose(extend, options.decode_attention_backend or extend, *kinds)
+
+
+def _late_attention(kinds: Sequence[Setting], options: ModelOptions) -> PhasedAttention | None:
+    return _choose(kinds, options).attention if options.overlap_batches else None
 
 
 def _kinds(

@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -146,6 +146,7 @@ class ModelLoader:
         self._weights_nbytes = 0  # of a GPU, that the first model has taken
         self._step_nbytes = 0  # that its largest step takes; 0: not measured
         self._images_nbytes = 0  # that a tower takes, and the rows it has made; 0: there is none
+        self._late_times: Sequence[tuple[int, float]] = ()  # measured of the first model: others are of its shape
 
     def kv_cache_mib(self, source: ModelSource) -> int:
         """Return how large the pool is to be. On a GPU this loads the model that `load` will put on it."""
@@ -203,8 +204,7 @@ class ModelLoader:
         ahead, self._ahead = self._ahead, None
         with torch.cuda.device(self._device):
             model = self._load_beside(source, kv) if ahead is None else ahead.on(kv)
-            limits = self._limits(model.config)
-            runner = self._new_runner(model, limits, layer_listener, with_graphs=self._options.cuda_graphs == "on")
+            runner = self._new_server(model, layer_listener)
             if ahead is not None:
                 self._warm_up(model, runner, kv)
             return runner
@@ -216,10 +216,15 @@ class ModelLoader:
     def _renewed(self, runner: ModelRunner | GpuRunner) -> ModelRunner | GpuRunner:
         if isinstance(runner, ModelRunner):
             return runner
-        with_graphs = self._options.cuda_graphs == "on"
         with torch.cuda.device(self._device):
-            limits = self._limits(runner.model.config)
-            return self._new_runner(runner.model, limits, runner.layer_listener, with_graphs=with_graphs)
+            return self._new_server(runner.model, runner.layer_listener)
+
+    def _new_server(self, model: LoadedModel, layer_listener: ListenerOfNextStep) -> GpuRunner:
+        """Return what runs a model for requests."""
+        with_graphs = self._options.cuda_graphs == "on"
+        runner = self._new_runner(model, self._limits(model.config), layer_listener, with_graphs=with_graphs)
+        runner.take_late_times(self._late_times)
+        return runner
 
     def _on_cpu(self, source: ModelSource, kv: Tensor, layer_listener: ListenerOfNextStep) -> ModelRunner:
         options: dict[str, Any] = asdict(self._model_options())
@@ -249,6 +254,7 @@ class ModelLoader:
         try:
             warm_up(self._new_runner(model, limits), runner, limits, options.page_size, longest, *recorded)
             runner.measure_late_rows(time.perf_counter)
+            self._late_times = runner.graph_use.late_times
         except torch.OutOfMemoryError as error:
             what = f"a step of {limits.max_step_tokens} tokens or the graphs of {limits.max_samples} rows"
             words = f"no GPU memory is left beside weights and KV for {what}: lower --kv-cache-mib or --max-step-tokens"
@@ -333,4 +339,5 @@ class ModelLoader:
             row_tokens=options.row_tokens,
             deterministic=options.deterministic,
             expert_parallel=options.expert_parallel,
+            overlap_batches=bool(options.overlap_batches),
         )

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.source import ModelSource
-from diptych.engine.attention.staged_batch import logits_rows, stage
+from diptych.engine.attention.backend import PhasedAttention
+from diptych.engine.attention.staged_batch import StagedBatch, logits_rows, stage
 from diptych.engine.models.adapters.lora import Loras
+from diptych.engine.runner.attention_capture import StepCapture
 from diptych.engine.runner.draft_model import CpuDraftModel
 from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_with_draft
+from diptych.engine.runner.micro_batches import NOBODYS, halves_of_round
 from diptych.engine.runner.next_layer import CpuNextLayer
 from diptych.engine.runner.sampling.sampler import sample_step
 from diptych.engine.tensor_parallel.communicator import Communicator
@@ -78,6 +81,7 @@ class ModelRunner:
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
         deterministic: bool = False,
         expert_parallel: bool = False,
+        overlap_batches: bool = False,
         draft: ModelSource | None = None,
         taking: Taking | None = None,
         on_tower_layer: Callable[[], None] = lambda: None,
@@ -104,11 +108,13 @@ class ModelRunner:
             row_tokens=row_tokens,
             deterministic=deterministic,
             expert_parallel=expert_parallel,
+            overlap_batches=overlap_batches,
         )
         self.model = load_with_draft(source, draft, kv, options, communicator, taking)
         self._follower = None if self.model.draft is None else new_follower(self.model.draft, kv.device)
         self.draft_model: DraftModel | None = self._follower
         self._device = kv.device
+        self._sharing = None if communicator is None else communicator.experts
         self._memory: WeightMemory | None = None
         self.layer_listener = layer_listener
         self._on_tower_layer = on_tower_layer
@@ -144,20 +150,31 @@ class ModelRunner:
             states = self.model.states
             if states is not None:
                 batch = states.before(batch)
-            staged = self.model.with_rows(stage(batch, self._device), self._on_tower_layer)
-            staged = staged if states is None else states.staged(staged)
-            self.model.attention.init_forward_metadata(staged)
-            rows = logits_rows(batch) if self.model.pooler is None else self.model.pooler.rows(batch)
-            capture = self.model.capture.of_step(batch)
-            staged = replace(staged, logits_rows=torch.from_numpy(rows).to(self._device), watcher=capture)
-            self.loras.begin(batch.adapters, batch.extend_lens, rows)
-            on_layer = self.layer_listener()
-            logits = self.model.forward(staged, on_layer)
+            capture, on_layer = self.model.capture.of_step(batch), self.layer_listener()
+            if (parts := halves_of_round(self._sharing, batch)) is None:
+                logits = self.model.forward(self._prepared(batch, self.model.attention, capture), on_layer)
+            else:
+                pairs = zip(parts, self.model.attentions, strict=True)
+                staged = [
+                    None if part is None else self._prepared(part, attention, capture) for part, attention in pairs
+                ]
+                found = self.model.forward_both(staged, self._device, on_layer)
+                logits = torch.cat([each for each in found if each is not None])
             if self._follower is not None and batch.is_followed:
                 self._follower.follow(batch, on_layer)
             if states is not None:
                 states.behind(batch)
             return logits if capture is None else WatchedLogits.of(logits, capture.result())
+
+    def _prepared(self, batch: ForwardBatch, attention: PhasedAttention, capture: StepCapture | None) -> StagedBatch:
+        """Return a step, or a half of one, which `attention` was told of."""
+        states = self.model.states
+        staged = self.model.with_rows(stage(batch, self._device), self._on_tower_layer)
+        staged = staged if states is None else states.staged(staged)
+        attention.init_forward_metadata(staged)
+        rows = logits_rows(batch) if self.model.pooler is None else self.model.pooler.rows(batch)
+        self.loras.begin(batch.adapters, batch.extend_lens, rows)
+        return replace(staged, logits_rows=torch.from_numpy(rows).to(self._device), watcher=capture)
 
     def new_end(self) -> WaitForEnd:
         """Every step has ended when its call has."""
@@ -166,7 +183,10 @@ class ModelRunner:
     def serve_others(self) -> None:
         """Take part in a step of schedulers that share our experts, without a token."""
         with torch.inference_mode():
-            self.model.serve_others(self._device)
+            if halves_of_round(self._sharing, None) is None:
+                self.model.serve_others(self._device)
+            else:
+                self.model.forward_both(NOBODYS, self._device)
 
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
         """Choose the batch's next tokens by its logits, which may be overwritten."""

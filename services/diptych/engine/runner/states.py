@@ -19,7 +19,7 @@ from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layers.recurrent.trials import new_trials
 from diptych.engine.runner.kv_pool import DTYPES
 from diptych.engine.values.batch import ForwardBatch, StateMoves
-from diptych.engine.values.kv_regions import share_nbytes, slices, state_nbytes, state_part_nbytes, unit_nbytes
+from diptych.engine.values.kv_regions import cell_nbytes, share_nbytes, slices, state_nbytes, state_part_nbytes
 
 _AT_A_TIME: Final = 8  # states that are copied to pages: each takes twice its bytes meanwhile
 
@@ -29,37 +29,38 @@ class Units:
 
     def __init__(self, slots: Tensor, recurrent: Recurrent, dtype: str) -> None:
         """`slots`: `[num_slots, state_nbytes]`, whose memory is kept."""
-        self._nbytes, self._num_units = share_nbytes(recurrent, dtype), recurrent.mixer.num_units
-        unit, num_layers, found = unit_nbytes(recurrent, dtype), len(recurrent.layers), slices(recurrent, dtype)
+        self._nbytes, num_layers = share_nbytes(recurrent, dtype), len(recurrent.layers)
+        self._cells = recurrent.mixer.num_units, num_layers
+        cell, found = cell_nbytes(recurrent, dtype), slices(recurrent, dtype)
         layer = slots.shape[1] // num_layers
-        self._word = _widest_word(unit, layer, *itertools.chain(*found))
+        self._word = _widest_word(cell, layer, *itertools.chain(*found))
         size = self._word.itemsize
         words = slots.view(self._word)
-        self._places = []  # of each slice: in slots `[num_slots, num_units, num_layers, words]`, and in a unit
+        self._places = []  # of each slice: in slots `[num_slots, num_units, num_layers, words]`, and in a cell
         for each in found:
             count = each.nbytes // size
-            shape = (len(slots), self._num_units, num_layers, count)
+            shape = (len(slots), *self._cells, count)
             strides = (words.shape[1], count, layer // size, 1)
             view = words.as_strided(shape, strides, words.storage_offset() + each.slot_offset // size)
-            first = each.unit_offset // size
-            self._places.append((view, slice(first, first + num_layers * count)))
+            first = each.cell_offset // size
+            self._places.append((view, slice(first, first + count)))
 
     def put(self, slots: Tensor, states: Tensor) -> None:
         """Set slots `[n]` to states `[n, nbytes of all pages]`."""
-        units = self._by_units(states)
+        cells = self._by_cells(states)
         for view, place in self._places:
-            view[slots] = units[:, :, place].view(len(slots), *view.shape[1:])
+            view[slots] = cells[..., place]
 
     def take(self, slots: Tensor, nbytes: int) -> Tensor:
         """Return the states of slots `[n]`, `[n, nbytes]`: zero where pages have more than a state."""
         states = torch.zeros(len(slots), nbytes, dtype=torch.uint8, device=slots.device)
-        units = self._by_units(states)
+        cells = self._by_cells(states)
         for view, place in self._places:
-            units[:, :, place].view(len(slots), *view.shape[1:]).copy_(view[slots])
+            cells[..., place].copy_(view[slots])
         return states
 
-    def _by_units(self, states: Tensor) -> Tensor:
-        return states[:, : self._nbytes].view(self._word).view(len(states), self._num_units, -1)
+    def _by_cells(self, states: Tensor) -> Tensor:
+        return states[:, : self._nbytes].view(self._word).view(len(states), *self._cells, -1)
 
 
 def _widest_word(*sizes: int) -> torch.dtype:
@@ -91,7 +92,6 @@ class SlotStates:
         nbytes = state_nbytes(config.recurrent, dtype)
         self._slots = torch.zeros(num_slots, nbytes, dtype=torch.uint8, device=kv.device)
         self._units = Units(self._slots, config.recurrent, dtype)
-        self._pages_per_state = -(-share_nbytes(config.recurrent, dtype) // self._pages.shape[1])
         sizes = [state_part_nbytes(part, dtype) for part in parts]
         ends = list(itertools.accumulate(sizes * len(layers), initial=0))
         found = [self._part(start, part, dtype) for start, part in zip(ends[:-1], parts * len(layers), strict=True)]
@@ -154,12 +154,12 @@ class SlotStates:
             slots, pages = self._on_device(moves.written_slots), self._on_device(moves.written_pages)
             page_nbytes = self._pages.shape[1]
             for some, to in zip(torch.split(slots, _AT_A_TIME), torch.split(pages, _AT_A_TIME), strict=True):
-                states = self._units.take(some, self._pages_per_state * page_nbytes)
+                states = self._units.take(some, moves.written_pages.shape[1] * page_nbytes)
                 self._pages[to.ravel()] = states.view(-1, page_nbytes)
 
     def _of_nobody(self, num_requests: int) -> StateMoves:
         slots, none = np.arange(num_requests) % len(self._slots), np.zeros(0, np.int64)
-        pages = np.zeros((0, self._pages_per_state), np.int32)
+        pages = np.zeros((0, 1), np.int32)
         late_lens = np.ones(num_requests, np.int64) if self.row_tokens > 1 else None
         return StateMoves(slots, none, none, pages, none, pages, late_lens)
 

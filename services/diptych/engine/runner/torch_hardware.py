@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -44,6 +45,8 @@ from diptych.kernels.gpu import launcher
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import DevicePages, Pool, TransportMemory
 
+logger = logging.getLogger(__name__)
+
 
 class TorchHardware:
     """Implements `Hardware`."""
@@ -85,7 +88,10 @@ class TorchHardware:
         counts, redundant = bool(options.rebalance_experts), options.redundant_experts
         dtype = DTYPES[options.dtype]
         kept = {"counts": counts, "opens_memory": options.peer_exchange == "on"}
+        kept["overlaps"] = options.overlap_batches > 0
         self.experts = ExpertGroup(place, rank, options.tp, self._device, dtype, redundant, **kept)
+        if counts and kept["opens_memory"] and self._device.type == "cuda" and place.rank(rank, options.tp) == 0:
+            logger.info("steps are launched kernel by kernel: --rebalance-experts leaves graphs of older layers behind")
         if self._communicator is None:
             self._communicator = LoneCommunicator(self.experts)
         else:

@@ -14,7 +14,7 @@ from diptych.engine.cache.beside import Beside
 from diptych.engine.cache.host_pages import HostPages
 from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.options.config import EngineOptions
-from diptych.engine.options.pool_size import MIB
+from diptych.engine.options.pool_size import MIB, largest_page_nbytes, rank_share
 from diptych.engine.options.store_url import directory_of, is_valkey
 from diptych.engine.scheduler.lasting import LastingTiers
 from diptych.engine.scheduler.terms import file_terms, store_terms
@@ -97,7 +97,7 @@ def open_files(
     record = SegmentFormat(terms_digest(file_terms(source, layout, options, hardware.device_name)), layout.page_nbytes)
     pool = _pages(hardware, layout)
     above = copier.slots if isinstance(copier, HostPages) else pool
-    folder, nbytes = Path(options.file_cache_dir).expanduser(), options.file_cache_mib * MIB // options.num_ranks
+    folder, nbytes = Path(options.file_cache_dir).expanduser(), rank_share(layout, options.file_cache_mib * MIB)
     return PageFiles(folder, record, nbytes, above, pool, number=number)
 
 
@@ -109,7 +109,8 @@ def _shared(source: ModelSource, layout: PoolLayout, hardware: PoolInHostMemory,
     terms = terms_digest(store_terms(source, layout, options, hardware.device_name))
     record = PageFormat(terms, layout.page_nbytes)
     others = [rank_terms(terms, rank).hex() for rank in range(1, options.num_ranks)]
-    objects = Objects(record, run_pages(layout.page_size, record.record_nbytes), terms.hex(), beside, others)
+    largest = PageFormat(terms, largest_page_nbytes(layout, source.config, options)).record_nbytes
+    objects = Objects(record, run_pages(layout.page_size, largest), terms.hex(), beside, others)
     return SharedTier(ranks.lead_objects(_objects(hardware, layout, objects)))
 
 
@@ -127,7 +128,7 @@ def _beside(source: ModelSource, layout: PoolLayout, options: EngineOptions) -> 
     """Return what is kept beside pages of tokens. Raises `ConfigError` where that is too large for an object."""
     states = pages_per_state(source.config, options.tp, options.dtype, layout)
     beside = Beside(window_pages(source.config, 1), states, layout.page_size)
-    mib = beside.most_places * layout.page_nbytes / MIB
+    mib = beside.most_places * largest_page_nbytes(layout, source.config, options) / MIB
     if mib * MIB > END_NBYTES:
         raise ConfigError(
             f"--shared-cache keeps at most {END_NBYTES // MIB} MiB behind a text, and windows and states of this model"

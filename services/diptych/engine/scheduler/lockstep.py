@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from diptych.engine.schedule.micro_batches import halves, late_tokens
 from diptych.engine.schedule.pace.prefill_meter import PrefillMeter
 from diptych.engine.scheduler.stepping import Stepping
 from diptych.engine.values.batch import (
@@ -42,14 +43,17 @@ class LockstepRunner:
         clock: Clock,
         begin: Callable[[Round, bool], None],
         serve_others: Callable[[], None],
+        overlap_batches: int = 0,
     ) -> None:
         """`begin` tells what computes here, on all ranks, of each round, and whether it is without us.
 
-        `serve_others` takes part without a token."""
+        `serve_others` takes part without a token. From `overlap_batches` tokens on a step has two micro-batches.
+        """
         self._runner = runner
         self._clock = clock
         self._begin = begin
         self._serve_others = serve_others
+        self._overlap_batches = overlap_batches
         self.num_passes = 0  # of our own
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
@@ -57,7 +61,7 @@ class LockstepRunner:
 
     def logits(self, batch: ForwardBatch) -> Any:
         self.num_passes += 1
-        self._begin(self._clock.meet(part_of(batch)), False)
+        self._begin(self._clock.meet(part_of(batch, self._overlap_batches)), False)
         return self._runner.logits(batch)
 
     def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> WaitForResult:
@@ -72,14 +76,16 @@ class LockstepRunner:
         return True
 
 
-def part_of(batch: ForwardBatch) -> Part:
-    """Return how large a batch is in the layers."""
+def part_of(batch: ForwardBatch, overlap_batches: int = 0) -> Part:
+    """Return how large a batch is in the layers, and its second half, if it is computed in two."""
     num_tokens, num_prompt_rows = len(batch.input_ids), 0
     if batch.prompt_rows is not None:
         num_prompt_rows = len(batch.prompt_rows.token_rows)
     num_picked = int(np.sum(batch.num_sampled)) + num_prompt_rows
     is_plain = batch.mode is ForwardMode.DECODE and batch.prompt_rows is None and num_picked == num_tokens
-    return Part(num_tokens, num_picked, is_plain)
+    late = late_tokens(batch, overlap_batches)
+    late_picked = halves(batch, late)[1].num_samples if late else 0
+    return Part(num_tokens, num_picked, is_plain, late, late_picked)
 
 
 class LockstepStepping:

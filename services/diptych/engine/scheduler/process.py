@@ -366,7 +366,7 @@ def _in_lockstep(
         base.ranks.lead_round(common, is_without_us=is_without_us)
         base.hardware.begin_round(common)
 
-    lockstep = LockstepRunner(runner, clock, begin, serve_others)
+    lockstep = LockstepRunner(runner, clock, begin, serve_others, base.config.engine.overlap_batches)
     return LockstepStepping(_stepping(base.config.engine, core, lockstep), lockstep, clock)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from diptych.architectures.stages import stage_layers
 from diptych.checkpoints.fingerprint import contents, stamps
 from diptych.common.members.terms import FEATURES, Feature, Terms, bits
 from diptych.common.version import own_version
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 FP8: Final = "fp8_e4m3"
 # fields that came after pages were first kept, of models and layouts, as they are where a page has nothing of them
-LATER: Final[dict[str, Any]] = {"state_nbytes": 0, "total_layers": (), "stage": None, "scales_given_rows": False}
+LATER: Final[dict[str, Any]] = {
+    **{"state_nbytes": 0, "state_stage": None, "total_layers": (), "stage": None},
+    "scales_given_rows": False,
+}
 
 
 def worker_terms(
@@ -80,6 +84,7 @@ def file_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, d
     where samples of them are equal. Names of models say nothing, and are not in it.
     """
     model = source.config
+    num_states = pages_per_state(model, engine.tp, engine.dtype, layout)  # pages of each
     return {
         "format": VERSION,
         "weights": source.weights_id,
@@ -87,12 +92,18 @@ def file_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, d
         "model": asdict(_nameless(model), dict_factory=_as_ever),
         "layout": asdict(layout, dict_factory=_as_ever) | {"num_pages": 0},
         "groups": model.page_groups,
-        "states": pages_per_state(model, engine.tp, engine.dtype, layout),
+        "states": num_states and [num_states, state_terms(engine.dtype)],
         "dtype": engine.dtype,
         "quantization": engine.quantization,
         "products": product_terms(model, engine, device_name),
         "draft": draft_terms(source, engine),
+        **_stages(model, engine),
     }
+
+
+def _stages(model: ModelConfig, engine: EngineOptions) -> dict[str, Any]:
+    """Say which layers each stage has: names of what other ranks keep in a store follow from what rank 0 says."""
+    return {"stages": [[each.start, each.stop] for each in stage_layers(model, engine.pp)]} if engine.pp > 1 else {}
 
 
 def store_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, device_name: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # needs Triton
 
 _BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
 _INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # variables of the libraries; what is set stays
+_QUEUED: Final = "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING"  # stages want their sends one by one
 _MULTICAST: Final = "NCCL_NVLS_ENABLE"  # through the NVLink switch: some hosts offer it and fail; 1 turns it on
 
 
@@ -68,10 +69,10 @@ class TorchCommunicator:
         self._device = device
         self._rule = sum_rule(device.type, size)
         self._peer_sums: PeerSums | None = None
-        self._may_share_memory = meeting.is_on_one_host
         backend = _BACKENDS[device.type]
         own_gpu = device if device.type == "cuda" else None
         num_ranks = size * num_stages
+        self._may_share_memory = num_ranks // meeting.num_nodes % size == 0  # each stage is on one node
         store = meeting.store(rank, num_ranks)
         dist.init_process_group(backend, None, TIMEOUT, num_ranks, rank, store, device_id=own_gpu)
         if backend == "gloo":  # NCCL's connections show a random number of the store
@@ -161,6 +162,7 @@ def prepare_libraries(interface: str) -> None:
     for variable in _INTERFACES:
         os.environ.setdefault(variable, interface)
     os.environ.setdefault(_MULTICAST, "0")
+    os.environ.setdefault(_QUEUED, "0")
 
 
 def check_others(secret: bytes, rank: int, size: int, group: Any = None) -> None:

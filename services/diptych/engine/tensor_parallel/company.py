@@ -64,7 +64,7 @@ class NodesLead:
     def meeting(self, log: RankLog) -> Meeting:
         from diptych.engine.tensor_parallel.meeting import StoreMeeting
 
-        meeting, where = StoreMeeting.open(self._place.host, self._place.interface)
+        meeting, where = StoreMeeting.open(self._place.host, self._place.interface, self._place.num_nodes)
         log.wait_for_ranks(self._place.wait_s)
         log.append(rank_pb2.RankEntry(meet=where))
         return meeting
@@ -83,4 +83,6 @@ def joining(endpoint: str, place: NodePlace | None, worker: TpModelWorker) -> Me
     """Return where a rank other than 0 meets the others."""
     from diptych.engine.tensor_parallel.meeting import StoreMeeting, file_meeting
 
-    return file_meeting(endpoint) if place is None else StoreMeeting.join(worker.meeting(), place.interface)
+    if place is None:
+        return file_meeting(endpoint)
+    return StoreMeeting.join(worker.meeting(), place.interface, place.num_nodes)

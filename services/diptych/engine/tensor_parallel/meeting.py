@@ -34,8 +34,8 @@ class Meeting(Protocol):
         ...
 
     @property
-    def is_on_one_host(self) -> bool:
-        """Whether ranks may have each other's memory."""
+    def num_nodes(self) -> int:
+        """How many nodes the ranks are on, in order, equally many on each."""
         ...
 
     def store(self, rank: int, size: int) -> Store: ...
@@ -49,7 +49,7 @@ class FileMeeting:
     """A meeting of ranks on one host."""
 
     interface = LOOPBACK  # nobody else's business
-    is_on_one_host = True
+    num_nodes = 1
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -68,15 +68,14 @@ class FileMeeting:
 class StoreMeeting:
     """A meeting of ranks on several nodes."""
 
-    is_on_one_host = False
-
-    def __init__(self, store: TCPStore, secret: bytes, interface: str) -> None:
+    def __init__(self, store: TCPStore, secret: bytes, interface: str, num_nodes: int) -> None:
         self._store = store
         self._secret = secret
         self.interface = interface
+        self.num_nodes = num_nodes
 
     @classmethod
-    def open(cls, host: str, interface: str) -> tuple[StoreMeeting, rank_pb2.Meeting]:
+    def open(cls, host: str, interface: str, num_nodes: int) -> tuple[StoreMeeting, rank_pb2.Meeting]:
         """Listen at an address of this node, as rank 0; return also what other ranks must know."""
         family, bound = binding(host)
         listener = socket.socket(family)
@@ -84,12 +83,12 @@ class StoreMeeting:
         listener.listen()
         port, secret = int(listener.getsockname()[1]), secrets.token_bytes(SECRET_BYTES)
         store = TCPStore(host, port, None, True, TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach())
-        return cls(store, secret, interface), rank_pb2.Meeting(host=host, port=port, secret=secret)
+        return cls(store, secret, interface, num_nodes), rank_pb2.Meeting(host=host, port=port, secret=secret)
 
     @classmethod
-    def join(cls, where: rank_pb2.Meeting, interface: str) -> StoreMeeting:
+    def join(cls, where: rank_pb2.Meeting, interface: str, num_nodes: int) -> StoreMeeting:
         store = TCPStore(where.host, where.port, None, False, TIMEOUT, wait_for_workers=False)
-        return cls(store, where.secret, interface)
+        return cls(store, where.secret, interface, num_nodes)
 
     def store(self, rank: int, size: int) -> Store:
         return PrefixStore(_PREFIX, self._store)

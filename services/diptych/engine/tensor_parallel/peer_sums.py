@@ -78,8 +78,18 @@ def open_memory(group: Group, device: torch.device, nbytes: int) -> tuple[PeerMe
         addresses = _tried(lambda: memory.addresses(group.rank, handles))
     agreed = group.everybodys(torch.tensor([int(addresses is not None)], device=device))
     if memory is None or addresses is None or not all(map(int, agreed)):
+        _give_back(group, device, memory)
         return None
     return memory, addresses
+
+
+def _give_back(group: Group, device: torch.device, memory: PeerMemory | None) -> None:
+    """Free what this rank has, once no other one has it open. All ranks call it."""
+    if memory is not None:
+        _tried(memory.close_peers)
+    group.everybodys(torch.zeros(1, device=device))
+    if memory is not None:
+        _tried(memory.close)
 
 
 def _allocated(nbytes: int, own: int, devices: Sequence[int]) -> PeerMemory:

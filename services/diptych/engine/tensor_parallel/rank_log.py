@@ -294,11 +294,14 @@ def round_to_wire(common: Round, *, is_without_us: bool) -> rank_pb2.CommonRound
         num_picked=[part.num_picked for part in common.parts],
         is_without_us=is_without_us,
         is_plain=[part.is_plain for part in common.parts],
+        late_tokens=[part.late_tokens for part in common.parts],
+        late_picked=[part.late_picked for part in common.parts],
     )
 
 
 def round_from_wire(wire: rank_pb2.CommonRound) -> Round:
-    return Round(tuple(map(Part, wire.num_tokens, wire.num_picked, wire.is_plain)))
+    parts = wire.num_tokens, wire.num_picked, wire.is_plain, wire.late_tokens, wire.late_picked
+    return Round(tuple(map(Part, *parts)))
 
 
 def _image_to_wire(rows: ImageRows) -> rank_pb2.ImageRows:

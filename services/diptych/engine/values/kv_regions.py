@@ -4,6 +4,7 @@ A state lies in a slot layer by layer, in pages unit by unit.
 A unit is what of all layers can't be divided among ranks: a key head of a delta rule with its value heads, a group of a
 state space, some channels of a short convolution. Each rank has as many units as any other, one behind the other. So
 what ranks of another number want is one run of bytes of what each rank has, wherever the parts of a layer lie in slots.
+In a unit is a cell of each layer, so what stages with other layers want is one run of bytes of each unit.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.kvtransfer.dtypes import DTYPE_NBYTES
-from diptych.kvtransfer.layout import LINE_NBYTES, HeadShare, PoolLayout, Region
+from diptych.kvtransfer.layout import LINE_NBYTES, HeadShare, PoolLayout, Region, StateStage
 
 if TYPE_CHECKING:
     from diptych.architectures.config import ModelConfig
     from diptych.architectures.recurrent import Recurrent, StatePart
 
+_LARGE_CELL_NBYTES: Final = 16 << 10
+_ROW_NBYTES: Final = 1024
 STATE_ALIGNMENT: Final = 16  # bytes, of the parts of a state in a slot
 
 
@@ -64,8 +67,7 @@ def _in_model(region: Region, model: ModelConfig) -> Region:
     """Return the region of a stage, with the numbers that its layers have in the whole model."""
     if model.stage is None:
         return region
-    every = tuple(range(model.stage.num_layers))
-    return replace(_shifted(region, model.stage.first_layer), total_layers=every)
+    return replace(_shifted(region, model.stage.first_kept), total_layers=model.stage.kept)
 
 
 def has_unlike_groups(model: ModelConfig) -> bool:
@@ -148,7 +150,8 @@ def _attention_shape(model: ModelConfig) -> str:
 def _windows_shape(model: ModelConfig) -> str:
     num_groups = len(model.page_groups) - 1
     sizes = " and ".join(map(str, sorted(set(model.windows) - {0})))
-    return f", windows of {sizes} in {num_groups} pages of their own" if num_groups else ""
+    turns = ", in turns" if num_groups > 1 and model.deals_windows else ""
+    return f", windows of {sizes} in {num_groups} pages of their own{turns}" if num_groups else ""
 
 
 def _latents_shape(model: ModelConfig) -> str:
@@ -183,7 +186,7 @@ class Slice(NamedTuple):
     """What the units of a process have of one section of a part: the queries of a convolution, for example."""
 
     slot_offset: int  # where that of the first unit begins in a layer of a slot, bytes; the others are behind it
-    unit_offset: int  # where that of the first layer begins in a unit; the others are behind it
+    cell_offset: int  # where it begins in a cell
     nbytes: int  # of one unit, in one layer
 
 
@@ -208,22 +211,31 @@ def slices(recurrent: Recurrent, dtype: str) -> tuple[Slice, ...]:
     parts, num_units = recurrent.mixer.state_parts, recurrent.mixer.num_units
     starts = accumulate((state_part_nbytes(part, dtype) for part in parts), initial=0)
     found: list[Slice] = []
-    unit_offset = 0
+    cell_offset = 0
     for part, start in zip(parts, starts, strict=False):
         row = math.prod(part.shape[1:]) * _cell_nbytes(part, dtype)
         slot_offset = start
         for section in part.sections:
             nbytes = section // num_units * row
-            found.append(Slice(slot_offset, unit_offset, nbytes))
+            found.append(Slice(slot_offset, cell_offset, nbytes))
             slot_offset += section * row
-            unit_offset += len(recurrent.layers) * nbytes
+            cell_offset += nbytes
     return tuple(found)
 
 
+def cell_nbytes(recurrent: Recurrent, dtype: str) -> int:
+    """Return the bytes of a unit in one layer, in pages: whole lines, so that a device moves any number of them.
+
+    Large ones are whole rows of what kernels move at a time, for pages of any heads.
+    """
+    nbytes = sum(each.nbytes for each in slices(recurrent, dtype))
+    step = LINE_NBYTES if nbytes < _LARGE_CELL_NBYTES else _ROW_NBYTES
+    return -(-nbytes // step) * step
+
+
 def unit_nbytes(recurrent: Recurrent, dtype: str) -> int:
-    """Return the bytes of a unit in pages: whole lines, so that a device moves any number of them."""
-    nbytes = len(recurrent.layers) * sum(each.nbytes for each in slices(recurrent, dtype))
-    return -(-nbytes // LINE_NBYTES) * LINE_NBYTES
+    """Return the bytes of a unit in pages, of all layers."""
+    return len(recurrent.layers) * cell_nbytes(recurrent, dtype)
 
 
 def share_nbytes(recurrent: Recurrent, dtype: str) -> int:
@@ -231,23 +243,34 @@ def share_nbytes(recurrent: Recurrent, dtype: str) -> int:
     return recurrent.mixer.num_units * unit_nbytes(recurrent, dtype)
 
 
-def with_states(layout: PoolLayout, model: ModelConfig, dtype: str) -> PoolLayout:
-    """Return a pool whose pages also hold states; `model` is what this process computes, `dtype` that of its layers."""
+def with_states(layout: PoolLayout, model: ModelConfig, dtype: str, num_pages: int = 0) -> PoolLayout:
+    """Return a pool whose pages also hold states; `model` is what this process computes, `dtype` that of its layers.
+
+    `num_pages`: of a state, in all stages of a pipeline of which `model` is one.
+    """
     if model.recurrent is None:
         return layout
-    return replace(layout, state_nbytes=layout.num_ranks * share_nbytes(model.recurrent, dtype))
+    if model.stage is None:
+        return replace(layout, state_nbytes=layout.num_ranks * share_nbytes(model.recurrent, dtype))
+    num_units, every = layout.num_ranks * model.recurrent.mixer.num_units, model.stage.recurrent
+    first = every.index(model.recurrent.layers[0] + model.stage.first_layer)
+    stage = StateStage(num_units, first, len(model.recurrent.layers), len(every), num_pages)
+    nbytes = num_units * len(every) * cell_nbytes(model.recurrent, dtype)
+    return replace(layout, state_nbytes=nbytes, state_stage=stage)
 
 
 def pages_per_state(model: ModelConfig, num_ranks: int, dtype: str, layout: PoolLayout) -> int:
     """Return how many pages hold a rank's part of a state; 0 for a model without. `dtype` is that of its layers."""
     if model.recurrent is None:
         return 0
+    if layout.state_stage is not None:
+        return layout.state_stage.num_pages
     return -(-share_nbytes(model.recurrent.of_rank(num_ranks), dtype) // layout.page_nbytes)
 
 
 def state_terms(dtype: str) -> str:
     """Return in words what must be equal, besides, where states are handed over: their bytes are never cast."""
-    return f"by units, with {dtype}"
+    return f"by units and layers, with {dtype}"
 
 
 def _cell_nbytes(part: StatePart, dtype: str) -> int:

@@ -19,6 +19,8 @@ class Part:
     num_tokens: int  # new ones, of all layers but the last
     num_picked: int  # those whose logits are wanted: behind its attention the last layer computes no others
     is_plain: bool = False  # a decode step whose tokens are all picked, or none
+    late_tokens: int = 0  # of `num_tokens`, those of the second of two micro-batches; 0: there is one
+    late_picked: int = 0  # likewise, of `num_picked`
 
 
 NOTHING: Final = Part(0, 0, is_plain=True)
@@ -39,6 +41,19 @@ class Round:
     def are_plain(self) -> bool:
         """Whether all have such steps: then each may be computed as one of as many rows as the largest has."""
         return all(part.is_plain for part in self.parts)
+
+    @property
+    def halves(self) -> tuple[Round, Round] | None:
+        """The rounds of all first micro-batches, and of all second ones; None: each has one.
+
+        Who has one is without a token in the other round.
+        """
+        if not any(part.late_tokens for part in self.parts):
+            return None
+        late = tuple(Part(part.late_tokens, part.late_picked) for part in self.parts)
+        whole = zip(self.parts, late, strict=True)
+        first = (Part(a.num_tokens - b.num_tokens, a.num_picked - b.num_picked) for a, b in whole)
+        return Round(tuple(first)), Round(late)
 
     def num_rows(self, *, is_last: bool) -> int:
         """Return the most rows that a scheduler has in a layer."""

@@ -303,8 +303,7 @@ class Pipeline:
         self._gate.learn(request)
         took_s = time.monotonic() - request.client.life.arrival_s
         self.metrics.finished(request.client.tier, took_s, NO_FURTHER_TOKEN_S, took_s)
-        self.metrics.prompt_tokens.inc(execution.prompt_len)
-        self.metrics.cached_tokens.inc(execution.cached_tokens)
+        self.metrics.used(execution.prompt_len, execution.cached_tokens, 0)
         return Pooled(np.frombuffer(delta.vector, "<f4"), execution.prompt_len, execution.cached_tokens)
 
     async def _report(self, execution: Execution, request: GenerationRequest) -> Report | None:

@@ -95,9 +95,7 @@ class Response:
         metrics, now_s, arrival_s = self._metrics, time.monotonic(), self._request.client.life.arrival_s
         tpot_s = (self.last_s - self.first_s) / max(1, self.num_tokens - 1)
         metrics.finished(self._request.client.tier, (self.first_s or now_s) - arrival_s, tpot_s, now_s - arrival_s)
-        metrics.prompt_tokens.inc(prompt_len)
-        metrics.cached_tokens.inc(cached_tokens)
-        metrics.output_tokens.inc(self.num_tokens)
+        metrics.used(prompt_len, cached_tokens, self.num_tokens)
         image_tokens = self._request.prompt.num_image_tokens
         return Usage(prompt_len, self.num_tokens, cached_tokens, predicted, image_tokens)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from common_rounds import PAGES, PREFILL, ROUNDS, new_pool, step
 from emulated_gpu import Recorder, emulated_runner
 from thread_experts import ThreadExperts, ThreadPeers
 from thread_ranks import Meeting, on_threads
@@ -23,47 +23,11 @@ from diptych.engine.runner.loaded_model import ModelOptions, load_model
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.scheduler.lockstep import part_of
 from diptych.engine.tensor_parallel.sharing.expert_group import LoneCommunicator
-from diptych.engine.values.batch import ForwardBatch, ForwardMode
+from diptych.engine.values.batch import ForwardBatch
 from diptych.engine.values.rounds import NOTHING, Part, Round
 
-PAGE, PAGES = 4, 6  # tokens of a page, and pages of a request
-MOST = 3  # requests of a scheduler
 RUNGS, TOKEN_RUNGS = (1, 4), (8, 16)
 LIMITS = StepLimits(max_step_tokens=32, max_requests=4, max_pages=PAGES)
-PREFILL, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
-
-
-def step(mode: ForwardMode, texts: Sequence[tuple[int, int]], new: int = 1) -> ForwardBatch:
-    """Return a step of requests by their number and how many tokens they have before: `new` more of each."""
-    positions = np.concatenate([np.arange(before, before + new) for _, before in texts])
-    owners = np.repeat([number for number, _ in texts], new)
-    return ForwardBatch(
-        mode=mode,
-        input_ids=(7 * positions + 31 * owners) % 50 + 2,
-        positions=positions,
-        out_slots=owners * PAGES * PAGE + positions,
-        page_table=np.array([np.arange(PAGES) + number * PAGES for number, _ in texts], np.int32),
-        seq_lens=np.array([before + new for _, before in texts]),
-        extend_lens=np.full(len(texts), new),
-        num_sampled=np.ones(len(texts), np.int64),
-    )
-
-
-Steps = tuple[ForwardBatch | None, ForwardBatch | None]  # of both schedulers in a round; None: it is idle
-ROUNDS: list[Steps] = [
-    (step(PREFILL, [(0, 0), (1, 0), (2, 0)], 5), None),
-    (step(DECODE, [(0, 5), (1, 5)]), step(PREFILL, [(0, 0)], 4)),
-    (step(DECODE, [(0, 6), (1, 6)]), step(DECODE, [(0, 4)])),  # the graph of 4 rows is captured, with two
-    (step(DECODE, [(0, 7), (1, 7), (2, 5)]), step(DECODE, [(0, 5)])),
-    (step(DECODE, [(0, 8), (1, 8), (2, 6)]), None),
-    (None, step(DECODE, [(0, 6)])),  # the graph of one row
-    (None, step(DECODE, [(0, 7)])),
-    (step(DECODE, [(2, 7)]), None),
-    (step(DECODE, [(2, 8)]), step(PREFILL, [(1, 0), (2, 0)], 3)),
-    (step(PREFILL, [(0, 9)], 7), step(PREFILL, [(0, 8), (1, 3)], 2)),
-    (step(PREFILL, [(1, 9)], 9), None),
-    (step(PREFILL, [(0, 0), (1, 0)], 10), step(DECODE, [(2, 3)])),  # more than is recorded
-]
 ROUNDS_IN_PIECES = [5, 3]  # the second one is idle in two of those with prompts
 
 
@@ -99,14 +63,15 @@ class Scheduler:
     replays: list[int]  # of each round
 
     @staticmethod
-    def new(source: ModelSource, rank: int, meeting: Meeting, most_recorded: int) -> Scheduler:
+    def new(source: ModelSource, rank: int, meeting: Meeting, most_recorded: int, *, overlaps: bool) -> Scheduler:
+        """One that overlaps exchanges by collectives."""
         assert source.config.moe is not None
         experts = ThreadExperts(rank, meeting, most_recorded=most_recorded)
         peers = ThreadPeers(rank, meeting, experts.room(source.config.moe.num_experts), 64)
-        experts.exchange_by = peers
+        experts.exchange_by = None if overlaps else peers
         communicator: Any = LoneCommunicator(experts)  # type: ignore[arg-type]
         kv = new_pool(source)
-        model = load_model(source, kv, ModelOptions("float32"), communicator)
+        model = load_model(source, kv, ModelOptions("float32", overlap_batches=overlaps), communicator)
         rungs, token_rungs = (RUNGS, TOKEN_RUNGS) if most_recorded else ((), ())
         recorder = Baking(experts)
         runner = emulated_runner(model, kv, LIMITS, rungs=rungs, token_rungs=token_rungs, recorder=recorder)
@@ -125,12 +90,6 @@ class Scheduler:
         self.replays.append(self.recorder.replayed - before)
 
 
-def new_pool(source: ModelSource) -> Tensor:
-    num_pages = MOST * PAGES
-    layout = ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE, dtype="float32")
-    return torch.full(layout.shape, torch.nan)
-
-
 @pytest.fixture(scope="module")
 def source(tiny_experts_folder: Path) -> ModelSource:
     return open_model(str(tiny_experts_folder))
@@ -146,10 +105,10 @@ def alone(source: ModelSource) -> list[list[Tensor | None]]:
     ]
 
 
-def run(source: ModelSource, most_recorded: int, rank: int, meeting: Meeting) -> Scheduler:
-    scheduler = Scheduler.new(source, rank, meeting, most_recorded)
+def run(source: ModelSource, most_recorded: int, overlap: int, rank: int, meeting: Meeting) -> Scheduler:
+    scheduler = Scheduler.new(source, rank, meeting, most_recorded, overlaps=overlap > 0)
     for steps in ROUNDS:
-        parts: list[Part] = [NOTHING if each is None else part_of(each) for each in steps]
+        parts: list[Part] = [NOTHING if each is None else part_of(each, overlap) for each in steps]
         scheduler.run(steps[rank], Round(tuple(parts)))
     return scheduler
 
@@ -158,7 +117,7 @@ def run(source: ModelSource, most_recorded: int, rank: int, meeting: Meeting) ->
 def test_steps_give_what_a_process_alone_computes_launched_or_replayed(
     source: ModelSource, alone: list[list[Tensor | None]], most_recorded: int
 ) -> None:
-    schedulers = on_threads(2, lambda rank, meeting: run(source, most_recorded, rank, meeting))
+    schedulers = on_threads(2, lambda rank, meeting: run(source, most_recorded, 0, rank, meeting))
     for scheduler, expected in zip(schedulers, alone, strict=True):
         assert [each is None for each in scheduler.found] == [each is None for each in expected]
         for found, wanted in zip(scheduler.found, expected, strict=True):
@@ -170,3 +129,15 @@ def test_steps_give_what_a_process_alone_computes_launched_or_replayed(
     in_pieces = [sum(each > 1 for each in scheduler.replays) for scheduler in schedulers]
     assert in_pieces == (ROUNDS_IN_PIECES if most_recorded else [0, 0])
     assert {*TOKEN_RUNGS} < {*schedulers[1].peers.bounds} or not most_recorded
+
+
+def test_halves_of_steps_give_what_a_process_alone_computes(
+    source: ModelSource, alone: list[list[Tensor | None]]
+) -> None:
+    schedulers = on_threads(2, lambda rank, meeting: run(source, 0, 2, rank, meeting))
+    for scheduler, expected in zip(schedulers, alone, strict=True):
+        assert "ss" in scheduler.experts.exchanges
+        for found, wanted in zip(scheduler.found, expected, strict=True):
+            assert (found is None) == (wanted is None)
+            if found is not None and wanted is not None:
+                torch.testing.assert_close(found, wanted)

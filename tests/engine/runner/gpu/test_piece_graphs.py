@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from emulated_gpu import CPU, Recorder, emulated_runner
+from layer_kinds import of_each_kind
 from torch import Tensor
 
 from diptych.checkpoints.source import ModelSource, open_model
@@ -79,6 +80,7 @@ def assert_same_bits(ours: Tensor, theirs: Tensor) -> None:
     assert torch.equal(ours.view(torch.int32), theirs.view(torch.int32))
 
 
+@of_each_kind
 def test_pieces_give_the_bits_of_steps_that_are_launched(new_driver: NewDriver, family_model: Any) -> None:
     source = open_model(str(family_model.folder))
     steps, (one, other) = list(batches(new_driver(source))), (empty_pool(source) for _ in range(2))

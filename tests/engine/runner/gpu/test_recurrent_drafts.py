@@ -1,4 +1,4 @@
-"""Drafts for models with recurrent layers on real GPUs: a tiny random one of each family says the same without."""
+"""Models with recurrent layers on real GPUs: a tiny random one says the same with drafts, and on two stages."""
 
 from __future__ import annotations
 
@@ -51,3 +51,12 @@ def test_drafts_change_no_token(family_model: Any, tiny_folder: Path, changes: d
     assert drafted == plain
     if "tp" not in changes:  # steps of two ranks may be too short, with so small a model, for guesses to pay
         assert num_accepted > 20
+
+
+@two_gpus.needs_two_gpus
+@pytest.mark.parametrize("family_model", ["qwen3.5 moe, seven layers", "nemotron h, ten layers"], indirect=True)
+def test_two_stages_keep_the_states_of_their_layers(family_model: Any, tiny_folder: Path) -> None:
+    (family_model.folder / "tokenizer.json").write_bytes((tiny_folder / "tokenizer.json").read_bytes())
+    plain, _ = answers(family_model.folder, replace(OPTIONS, cuda_graphs="off"))
+    staged, _ = answers(family_model.folder, replace(OPTIONS, pp=2, speculate="suffix"))
+    assert staged == plain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -16,7 +17,8 @@ from torch import Tensor
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.attention.staged_batch import single_rows, state_lens
 from diptych.engine.models.arithmetic.cpu_ops import CpuOps
-from diptych.engine.runner import late_rows, loaded_model
+from diptych.engine.options.config import EngineOptions
+from diptych.engine.runner import late_rows, loaded_model, model_loader
 from diptych.engine.runner.backends import choose
 from diptych.engine.runner.gpu import inputs
 from diptych.engine.runner.gpu.bus import CopyEngines
@@ -229,6 +231,26 @@ def test_what_a_pass_takes_is_measured_by_how_many_tokens_came_true(few: GpuRunn
     sizes = [1, 2, 3, 4, 6, 8, 12, 16, 18]
     assert dict(few.graph_use.late_times) == pytest.approx({size: 0.001 * size for size in sizes})
     assert told[::4] == [[1], [2], [3], [4], [4, 2], [4, 4], [4, 4, 4], [6, 6, 4], [6, 6, 6]]
+
+
+@pytest.mark.parametrize("family_model", ["lfm2"], indirect=True)
+def test_other_weights_take_what_the_first_ones_were_measured_to_take(
+    few: GpuRunner, family_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are of the same shape, and nothing may be tried while requests run: states would be overwritten."""
+    source, late, times = open_model(str(family_model.folder)), few._late_rows, [(1, 0.5), (8, 1.0)]
+    assert late is not None
+    kv = torch.zeros(ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=16, dtype="float32").shape)
+    loader = model_loader.ModelLoader(EngineOptions(page_size=16), torch.device("cuda"), None)
+    monkeypatch.setattr(late, "measure", lambda finish, clock: vars(late).update(times=times))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(model_loader, "warm_up", lambda *steps: None)
+    monkeypatch.setattr(loader, "_load_beside", lambda *parts: few.model)
+    monkeypatch.setattr(loader, "_new_runner", lambda *parts, **more: new_runner(source, (), torch.device("cpu"), FEW))
+    loader._warm_up(few.model, few, kv)
+    for other in (loader.in_place(few).runner(), loader.load(source, kv, lambda: None)):
+        assert other is not few
+        assert other.graph_use.late_times == times
 
 
 # mistakes

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 SCRIPT = str(Path(__file__).with_name("link_tester_side.py"))
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from gpu_cases import on_gpu
+from kernel_device import let_ranges_end_at_numbers_of_run_time, with_gpu
 from torch import Tensor
+from triton.runtime.interpreter import interpreter_builder
 
 from diptych.kernels.expert_places import ExpertTable, Received
 from diptych.kernels.gpu.collectives.expert_exchange import COMBINE, ExchangeShape, ExpertExchange, Form
@@ -20,7 +23,7 @@ OF_RANKS = {2: ((0, 2, 4), (1, 3, 4)), 3: ((0, 4), (1, 3), (2, 4))}  # one is on
 
 
 class Ranks:
-    def __init__(self, size: int, device: torch.device, combine: Form = FEW) -> None:
+    def __init__(self, size: int, device: torch.device, combine: Form = FEW, max_polls: int = 1) -> None:
         self.device = device
         self.size = size
         self.of_ranks = OF_RANKS[size]
@@ -29,7 +32,7 @@ class Ranks:
         memory = [torch.zeros(shape.memory_nbytes, dtype=torch.uint8, device=device) for _ in range(size)]
         addresses = [each.data_ptr() for each in memory]
         self.ends = [
-            ExpertExchange(rank, shape, memory[rank], addresses, combine=combine, max_polls=1, traps=False)
+            ExpertExchange(rank, shape, memory[rank], addresses, combine=combine, max_polls=max_polls, traps=False)
             for rank in range(size)
         ]
         self.table = self._table()
@@ -135,3 +138,23 @@ def test_copies_of_an_expert_take_turns_and_of_a_part_of_the_rows_as_many_are_to
     received = ranks.dispatch(mine, [3, 0], 4, before=5)
     assert received[0].asked.tolist() == [1, 2, 1, 0]  # rank 0, rank 1, ...
     assert received[1].asked.tolist() == [0] * 4
+
+
+@with_gpu  # polls are counted in the interpreter
+def test_who_has_waited_in_vain_for_a_segment_does_not_wait_for_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other rank does not come: with minutes for each segment nobody would hear of it for hours."""
+    let_ranges_end_at_numbers_of_run_time(monkeypatch)
+    polls, bound, segments = 50, 10, 5
+    ranks = Ranks(2, torch.device("cpu"), Form(2, 4, segment=1), max_polls=polls)
+    received = ranks.dispatch([ranks.tokens(bound) for _ in range(2)], [bound] * 2, bound)
+    count, atomic = 0, interpreter_builder.create_atomic_rmw
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        return atomic(*arguments)
+
+    monkeypatch.setattr(interpreter_builder, "create_atomic_rmw", counted)
+    ranks.ends[0].combine(ranks.results(0, received[0]), received[0], torch.empty(bound, SIZE))
+    waits = polls + segments  # each looks once
+    assert count == FEW.programs * (waits + segments + 1)  # told, and in the end counted as late

@@ -248,7 +248,8 @@ def test_who_asks_again_because_the_answer_was_lost_has_the_same_session(crowded
     tokens = door.capacity_tokens
     assert opened(crowded, "a", tokens, wait_s=100) == (200, "a")
     assert opened(crowded, "a", tokens, wait_s=50) == (200, "a"), "how long it may wait is no part of the session"
-    for fields in ({"wait_s": 100, "capacity_of_str_len": 9}, {"wait_s": 100, "timeout": 9}, {}):
+    others: list[dict[str, Any]] = [{"wait_s": 100, "capacity_of_str_len": 9}, {"wait_s": 100, "timeout": 9}, {}]
+    for fields in others:
         status, answer = opened(crowded, "a", tokens, **fields)
         assert (status, answer["error"]["param"]) == (400, "session_id")
     assert opened(crowded, "a", tokens - 1, wait_s=100)[0] == 400

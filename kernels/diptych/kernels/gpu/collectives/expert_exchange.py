@@ -353,7 +353,8 @@ def combine_kernel(
             call += 1
             tell(addresses, FLAGS_AT, rank, call, RANKS, NUM_PLACES)
             if count > SEGMENT:
-                missing += wait_for(addresses, FLAGS_AT, rank, call - 1, max_polls, RANKS, NUM_PLACES)
+                polls = tl.where(missing == 0, max_polls, 0)  # who has waited in vain does not again
+                missing += wait_for(addresses, FLAGS_AT, rank, call - 1, polls, RANKS, NUM_PLACES)
                 if missing == 0:
                     end = begun + SEGMENT * stride
                     _add_up(
@@ -376,7 +377,8 @@ def combine_kernel(
     if count % SEGMENT != 0:
         call += 1
         tell(addresses, FLAGS_AT, rank, call, RANKS, NUM_PLACES)
-    missing += wait_for(addresses, FLAGS_AT, rank, call, max_polls, RANKS, NUM_PLACES)
+    polls = tl.where(missing == 0, max_polls, 0)
+    missing += wait_for(addresses, FLAGS_AT, rank, call, polls, RANKS, NUM_PLACES)
     if missing == 0:
         _add_up(
             results,

@@ -37,16 +37,25 @@ class PeerMemory:
     def __init__(self, nbytes: int) -> None:
         """Allocate it. Raises `PeerMemoryError`."""
         self._driver = ctypes.CDLL(DRIVER)
+        self._opened: list[int] = []
         torch.cuda.synchronize()  # the context of the current GPU is there, and current
-        address, handle = ctypes.c_uint64(), _Handle()
+        address = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
         self.address = address.value
         self.nbytes = nbytes
-        self._call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(nbytes))
+        try:
+            self.handle = self._shown(address)  # for the others
+        except PeerMemoryError:
+            self._call("cuMemFree_v2", address)
+            raise
+
+    def _shown(self, address: ctypes.c_uint64) -> bytes:
+        """Fill it with zeros; return its handle."""
+        handle = _Handle()
+        self._call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(self.nbytes))
         self._call("cuCtxSynchronize")
         self._call("cuIpcGetMemHandle", ctypes.byref(handle), address)
-        self.handle = bytes(handle.content)  # for the others
-        self._opened: list[int] = []
+        return bytes(handle.content)
 
     def tensor(self) -> torch.Tensor:
         """Return it as bytes; it must outlive the tensor."""
@@ -64,12 +73,16 @@ class PeerMemory:
         """Open the memory of all ranks but `rank`, which is ours; return where each one's is."""
         return [self.address if each == rank else self.open(handle) for each, handle in enumerate(handles)]
 
-    def close(self) -> None:
-        """Give up the peers' memory, and ours when they have closed it. No kernel may use either any more."""
+    def close_peers(self) -> None:
+        """Give up the peers' memory. No kernel may use it any more."""
         torch.cuda.synchronize()
         for address in self._opened:
             self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
         self._opened.clear()
+
+    def close(self) -> None:
+        """Give up ours, too. Peers have closed it, and no kernel uses it any more."""
+        self.close_peers()
         self._call("cuMemFree_v2", ctypes.c_uint64(self.address))
 
     def _call(self, name: str, *arguments: Any) -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig, Moe
-from diptych.engine.models.arithmetic.ops import Experts, Ops
+from diptych.engine.models.arithmetic.ops import Ops
 from diptych.engine.models.layers.buffers import Buffers
-from diptych.engine.models.layers.layer_communicator import WHOLE, Found
-from diptych.engine.models.layers.mlp import Mlp
-from diptych.engine.models.layers.moe import new_experts, serve_others
+from diptych.engine.models.layers.layer_communicator import WHOLE
+from diptych.engine.models.layers.mlp import Mlp, Steps
+from diptych.engine.models.layers.moe import Sending, SentExperts, new_experts, serve_others
 from diptych.engine.models.layers.routing import route
 from diptych.engine.models.matrices.matrix import Matrix
 from diptych.engine.models.matrices.weights import Weights
+from diptych.engine.models.operations import Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class DenseBesideMoe:
     router: Matrix
     router_scale: Tensor  # [hidden_size]
     expert_scales: Tensor  # [num_experts]: of shares
-    experts: Experts
+    experts: SentExperts
     experts_norm: Tensor
     experts_post_norm: Tensor
     moe: Moe
@@ -53,26 +55,42 @@ class DenseBesideMoe:
             eps=config.rms_norm_eps,
         )
 
-    def serve_others(self, nothing: Tensor) -> None:
-        serve_others(self.experts, self.moe, nothing)
+    def serve_others(self, nothing: Tensor) -> Sequence[Operation]:
+        return serve_others(self.experts, self.moe, nothing)
 
-    def forward(self, buffers: Buffers) -> Found:
-        """The two sums are normed apart, so both are made here."""
-        of_experts = self._of_experts(buffers.normed)
-        buffers.normed.mul_(self.dense_norm)
-        self.dense.forward(buffers)
-        self.ops.ranks.all_reduce(buffers.delta)
-        self.ops.rms_norm(buffers.delta, self.dense_post_norm, self.eps, buffers.delta)
-        buffers.delta.add_(of_experts)
-        return WHOLE
+    def steps(self, buffers: Buffers) -> Steps:
+        """The two sums are normed apart, so both are made here. While results travel back, the network computes."""
+        passing = _Passing(self, buffers, Sending(self.experts))
+        return Steps(passing.sending.steps(passing.send, passing.compute_dense, passing.add), lambda: WHOLE)
 
-    def _of_experts(self, x: Tensor) -> Tensor:
-        """Return what a token's experts make of `x`, `[num_tokens, hidden_size]`, normed."""
-        logits, out = x.new_empty(len(x), self.moe.num_experts), torch.empty_like(x)
-        self.router.multiply((x * self.router_scale).to(x.dtype), logits)
-        chosen, shares = route(logits, self.moe, None)
-        counted = (shares * self.expert_scales[chosen]).to(x.dtype)
-        self.experts.forward((x * self.experts_norm).to(x.dtype), chosen, counted, out)
-        self.ops.ranks.all_reduce(out)
-        self.ops.rms_norm(out, self.experts_post_norm, self.eps, out)
-        return out
+
+@dataclass(slots=True, eq=False)
+class _Passing:
+    """What a step's tokens have come to in a `DenseBesideMoe`."""
+
+    block: DenseBesideMoe
+    buffers: Buffers
+    sending: Sending
+    of_experts: Tensor = field(init=False)
+
+    def send(self) -> None:
+        """`normed` is as it was without weights."""
+        block, x = self.block, self.buffers.normed
+        logits, self.of_experts = x.new_empty(len(x), block.moe.num_experts), torch.empty_like(x)
+        block.router.multiply((x * block.router_scale).to(x.dtype), logits)
+        chosen, shares = route(logits, block.moe, None)
+        counted = (shares * block.expert_scales[chosen]).to(x.dtype)
+        self.sending.begin((x * block.experts_norm).to(x.dtype), chosen, counted, self.of_experts)
+
+    def compute_dense(self) -> None:
+        self.buffers.normed.mul_(self.block.dense_norm)
+        self.block.dense.forward(self.buffers)
+        self._norm_sum(self.buffers.delta, self.block.dense_post_norm)
+
+    def add(self) -> None:
+        self._norm_sum(self.of_experts, self.block.experts_post_norm)
+        self.buffers.delta.add_(self.of_experts)
+
+    def _norm_sum(self, x: Tensor, weight: Tensor) -> None:
+        self.block.ops.ranks.all_reduce(x)
+        self.block.ops.rms_norm(x, weight, self.block.eps, x)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -13,17 +15,28 @@ from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.layer_communicator import SUMMANDS, Found
 from diptych.engine.models.matrices.matrix import Matrix
 from diptych.engine.models.matrices.weights import Weights
+from diptych.engine.models.operations import Operation
+
+
+class Steps(NamedTuple):
+    """What a block computes of a step's tokens."""
+
+    operations: Sequence[Operation]  # in this order, once
+    found: Callable[[], Found]  # behind them
 
 
 class FeedForward(Protocol):
     """What follows attention in a layer."""
 
-    def forward(self, buffers: Buffers) -> Found:
-        """`normed`, which may be overwritten, -> `delta`."""
+    def steps(self, buffers: Buffers) -> Steps:
+        """Return what makes `delta` of `normed`, which may be overwritten."""
         ...
 
-    def serve_others(self, nothing: Tensor) -> None:
-        """Do what ranks with tokens of their own need of us where we have none: `nothing` is `[0, hidden_size]`."""
+    def serve_others(self, nothing: Tensor) -> Sequence[Operation]:
+        """Return what ranks with tokens of their own need of us where we have none: `nothing` is `[0, hidden_size]`.
+
+        It yields as often as `steps` does.
+        """
         ...
 
 
@@ -40,10 +53,14 @@ class Mlp:
         gated = ops.gated(weights.matrix(f"{layer}.gate_up"), config.activation)
         return Mlp(ops, gated, weights.matrix(f"{layer}.down"))
 
-    def serve_others(self, nothing: Tensor) -> None:
-        """Nobody does: each scheduler has the whole network."""
+    def serve_others(self, nothing: Tensor) -> Sequence[Operation]:
+        """Nothing: each scheduler has the whole network."""
+        return ()
 
-    def forward(self, buffers: Buffers) -> Found:
+    def steps(self, buffers: Buffers) -> Steps:
+        return Steps((partial(self.forward, buffers),), lambda: SUMMANDS)
+
+    def forward(self, buffers: Buffers) -> None:
+        """`normed` -> `delta`."""
         self.gated.forward(buffers.normed, buffers.gate_up, buffers.activated)
         self.down.multiply(buffers.activated, buffers.delta)
-        return SUMMANDS

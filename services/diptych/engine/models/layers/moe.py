@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,10 +15,12 @@ from diptych.engine.models.arithmetic.ops import Experts, Gated, Ops, activate_o
 from diptych.engine.models.expert_ranks import ExpertRanks
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.layer_communicator import SUMMANDS, Found, Layout
+from diptych.engine.models.layers.mlp import Steps
 from diptych.engine.models.layers.routing import logistic, route
-from diptych.engine.models.layers.spread_experts import ByPeers, Places, SpreadExperts
+from diptych.engine.models.layers.spread_experts import ByPeers, Journey, Places, SpreadExperts
 from diptych.engine.models.matrices.matrix import Matrix
 from diptych.engine.models.matrices.weights import Weights
+from diptych.engine.models.operations import YIELD, Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,8 @@ class SharedExpert:
         sizes = inner_size(config.activation, size), size
         return SharedExpert(gated, weights.matrix(f"{layer}.shared.down"), sizes, gate)
 
-    def add(self, x: Tensor, out: Tensor) -> None:
-        """Add what the network makes of `x` to `out`, both `[num_tokens, hidden_size]`."""
+    def of(self, x: Tensor) -> Tensor:
+        """Return what the network makes of `x`, `[num_tokens, hidden_size]`."""
         gate_up, activated = (x.new_empty(len(x), size) for size in self.sizes)
         result = x.new_empty(x.shape)
         self.gated.forward(x, gate_up, activated)
@@ -51,24 +54,80 @@ class SharedExpert:
             weight = x.new_empty(len(x), 1)
             self.gate.multiply(x, weight)
             result.mul_(logistic(weight.float()).to(result.dtype))
-        out.add_(result)
+        return result
+
+
+class SentExperts(Protocol):
+    """`Experts` that may be elsewhere."""
+
+    def begin(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> Journey:
+        """Send tokens to them; what `Experts.forward` writes to `out` is there when the journey has ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsHere:
+    """Implements `SentExperts` by those that this rank has: nothing travels."""
+
+    experts: Experts
+
+    def begin(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> Journey:
+        return _Here(partial(self.experts.forward, x, chosen, shares, out))
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """Implements `Journey`."""
+
+    work: Callable[[], None]
+
+    def arrive(self) -> None: ...
+
+    def compute(self) -> None:
+        self.work()
+
+    def send_back(self) -> None: ...
+
+    def end(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class NarrowExperts:
     """Experts that see a token through one matrix, and return what they make of it through another."""
 
-    experts: Experts
+    experts: SentExperts
     narrow: Matrix  # [latent_size, hidden_size]
     widen: Matrix  # [hidden_size, latent_size]
     latent_size: int
 
-    def forward(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
+    def begin(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> Journey:
         latents = x.new_empty(len(x), self.latent_size)
         results = torch.empty_like(latents)
         self.narrow.multiply(x, latents)
-        self.experts.forward(latents, chosen, shares, results)
-        self.widen.multiply(results, out)
+        return _Narrow(self.experts.begin(latents, chosen, shares, results), self.widen, results, out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Narrow:
+    """Implements `Journey`."""
+
+    inner: Journey
+    widen: Matrix
+    results: Tensor
+    out: Tensor
+
+    def arrive(self) -> None:
+        self.inner.arrive()
+
+    def compute(self) -> None:
+        self.inner.compute()
+
+    def send_back(self) -> None:
+        self.inner.send_back()
+
+    def end(self) -> None:
+        self.inner.end()
+        self.widen.multiply(self.results, self.out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +149,7 @@ class OwnExperts:
 
 def new_experts(
     config: ModelConfig, moe: Moe, weights: Weights, ops: Ops, layer: int, bias: str | None = None
-) -> Experts:
+) -> SentExperts:
     """Build a layer's, or those of them that this rank has; `bias` names what is added to their first product."""
     spread = ops.ranks.experts if moe.own is not None else None
     own = moe.own or range(moe.num_experts)
@@ -99,9 +158,9 @@ def new_experts(
     sizes, activate = (inner_size(config.activation, moe.ffn_size), moe.ffn_size), activate_of(ops, config.activation)
     experts = ops.experts(gate_up, down, sizes, activate, None if bias is None else _stacked(weights, names, bias))
     if moe.own is None:
-        return experts
+        return ExpertsHere(experts)
     if spread is None:
-        return OwnExperts(experts, moe.own)
+        return ExpertsHere(OwnExperts(experts, moe.own))
     places = Places.of(spread.placement(layer, moe.num_experts), spread.rank, weights.device)
     is_last = layer == config.num_layers - 1
     by_peers = _by_peers(config, moe, places, spread)
@@ -115,10 +174,46 @@ def _by_peers(config: ModelConfig, moe: Moe, places: Places, spread: ExpertRanks
     return None if exchange is None else ByPeers(exchange, places.table(room))
 
 
-def serve_others(experts: Experts, moe: Moe, nothing: Tensor) -> None:
-    """Compute what other ranks send to the experts that we have, and nothing of our own."""
-    chosen = nothing.new_empty(0, moe.experts_per_token, dtype=torch.long)
-    experts.forward(nothing, chosen, nothing.new_empty(chosen.shape), torch.empty_like(nothing))
+@dataclass(slots=True, eq=False)
+class Sending:
+    """A layer's tokens and their experts. Where these are decides how long the tokens are on their way."""
+
+    experts: SentExperts
+    journey: Journey = field(init=False)
+
+    def begin(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
+        self.journey = self.experts.begin(x, chosen, shares, out)
+
+    def steps(self, send: Operation, beside: Operation, gather: Operation) -> Sequence[Operation]:
+        """`send` begins. `beside` computes what needs no expert while results come back, for `gather`."""
+        back = self._arrive, self._compute, self._send_back
+        return send, YIELD, *back, beside, YIELD, self._end, gather
+
+    def _arrive(self) -> None:
+        self.journey.arrive()
+
+    def _compute(self) -> None:
+        self.journey.compute()
+
+    def _send_back(self) -> None:
+        self.journey.send_back()
+
+    def _end(self) -> None:
+        self.journey.end()
+
+
+def serve_others(experts: SentExperts, moe: Moe, nothing: Tensor) -> Sequence[Operation]:
+    """Return what computes for others what they send to the experts that we have, and nothing of our own."""
+    sending = Sending(experts)
+
+    def begin() -> None:
+        chosen = nothing.new_empty(0, moe.experts_per_token, dtype=torch.long)
+        sending.begin(nothing, chosen, nothing.new_empty(chosen.shape), torch.empty_like(nothing))
+
+    return sending.steps(begin, _nothing, _nothing)
+
+
+def _nothing() -> None: ...
 
 
 def expert_names(layer: int, numbers: Iterable[int]) -> list[str]:
@@ -134,7 +229,7 @@ class MoeBlock:
     router: Matrix
     router_bias: Tensor | None  # [num_experts]
     choice_bias: Tensor | None  # float32 [num_experts]
-    experts: Experts
+    experts: SentExperts
     down_bias: Tensor | None  # [num_experts, hidden_size]: of what experts return, before it is weighed
     shared: SharedExpert | None
     moe: Moe
@@ -153,29 +248,56 @@ class MoeBlock:
             moe=config.moe,
         )
 
-    def serve_others(self, nothing: Tensor) -> None:
-        serve_others(self.experts, self.moe, nothing)
+    def serve_others(self, nothing: Tensor) -> Sequence[Operation]:
+        return serve_others(self.experts, self.moe, nothing)
 
-    def forward(self, buffers: Buffers) -> Found:
-        x = buffers.normed
-        wide = x.float() if self.moe.is_routed_wide else x
-        logits = wide.new_empty(len(x), self.moe.num_experts)
-        self.router.multiply(wide, logits)
-        if self.router_bias is not None:
-            logits.add_(self.router_bias)
-        chosen, shares = route(logits, self.moe, self.choice_bias)
-        given, counted = x, shares.to(x.dtype)
-        if self.moe.scales_inputs:
+    def steps(self, buffers: Buffers) -> Steps:
+        """While results travel back, the shared expert computes."""
+        passing = _Passing(self, buffers, Sending(self.experts))
+        operations = passing.sending.steps(passing.send, passing.compute_shared, passing.add_shared)
+        return Steps(operations, passing.found)
+
+
+@dataclass(slots=True, eq=False)
+class _Passing:
+    """What a step's tokens have come to in a `MoeBlock`."""
+
+    block: MoeBlock
+    buffers: Buffers
+    sending: Sending
+    chosen: Tensor = field(init=False)
+    shares: Tensor = field(init=False)
+    of_shared: Tensor | None = None
+
+    def send(self) -> None:
+        block, x = self.block, self.buffers.normed
+        wide = x.float() if block.moe.is_routed_wide else x
+        logits = wide.new_empty(len(x), block.moe.num_experts)
+        block.router.multiply(wide, logits)
+        if block.router_bias is not None:
+            logits.add_(block.router_bias)
+        self.chosen, self.shares = route(logits, block.moe, block.choice_bias)
+        given, counted = x, self.shares.to(x.dtype)
+        if block.moe.scales_inputs:
             given, counted = x * counted, torch.ones_like(counted)
-        self.experts.forward(given, chosen, counted, buffers.delta)
-        if self.shared is not None:
-            self.shared.add(x, buffers.delta)
-        if self.down_bias is None:
+        self.sending.begin(given, self.chosen, counted, self.buffers.delta)
+
+    def compute_shared(self) -> None:
+        if self.block.shared is not None:
+            self.of_shared = self.block.shared.of(self.buffers.normed)
+
+    def add_shared(self) -> None:
+        if self.of_shared is not None:
+            self.buffers.delta.add_(self.of_shared)
+            self.of_shared = None
+
+    def found(self) -> Found:
+        if self.block.down_bias is None:
             return SUMMANDS
-        return Found(Layout.SUMMANDS, partial(_add_biases, self.down_bias, chosen, shares))
+        return Found(Layout.SUMMANDS, partial(_add_biases, self.block.down_bias, self.chosen, self.shares))
 
 
-def _experts(config: ModelConfig, moe: Moe, weights: Weights, ops: Ops, layer: int) -> Experts:
+def _experts(config: ModelConfig, moe: Moe, weights: Weights, ops: Ops, layer: int) -> SentExperts:
     experts = new_experts(config, moe, weights, ops, layer, "gate_up_bias")
     if not moe.latent_size:
         return experts

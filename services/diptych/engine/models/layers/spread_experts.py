@@ -14,21 +14,25 @@ a token is added up in the order of ranks, so of these two its bits do not depen
 
 Of a scheduler with several ranks each has all of its tokens, and sends its part of them: the sum over them, which is
 there anyway, puts the results together.
+
+A journey of tokens has parts (`Journey`), between which the caller may compute something else: by collectives they are
+on their way meanwhile.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
 from diptych.engine.models.arithmetic.ops import Experts
-from diptych.engine.models.expert_ranks import ExpertRanks, PeerExchange
+from diptych.engine.models.expert_ranks import Coming, ExpertRanks, PeerExchange
 from diptych.engine.models.ranks import Ranks
 from diptych.engine.values.expert_placement import ExpertPlacement
-from diptych.kernels.expert_places import ExpertTable
+from diptych.kernels.expert_places import ExpertTable, Received
 
 PADDED_ROWS: Final = 256  # of a rank: above, what is sent in vain costs more than to count
 
@@ -69,9 +73,37 @@ class ByPeers:
     table: ExpertTable
 
 
+class Journey(Protocol):
+    """Rows of a layer on their way to experts and back. Its parts come in this order, each once."""
+
+    def arrive(self) -> None:
+        """Wait until what others sent is here."""
+        ...
+
+    def compute(self) -> None:
+        """Have our experts compute it."""
+        ...
+
+    def send_back(self) -> None:
+        """Send the results back."""
+        ...
+
+    def end(self) -> None:
+        """Wait for the results of our rows, and add them up."""
+        ...
+
+
+def travel(journey: Journey) -> None:
+    """Go all the way at once."""
+    journey.arrive()
+    journey.compute()
+    journey.send_back()
+    journey.end()
+
+
 @dataclass(frozen=True, slots=True)
 class SpreadExperts:
-    """Implements `Experts`."""
+    """Implements `Experts`, and `SentExperts` by journeys whose parts are apart."""
 
     experts: Experts  # of this rank
     places: Places
@@ -82,7 +114,10 @@ class SpreadExperts:
     by_peers: ByPeers | None = None
 
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
-        """A step on GPUs may have rows behind those of its round: they are nobody's, and get 0."""
+        travel(self.begin(x, chosen, shares, out))
+
+    def begin(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> Journey:
+        """Send rows of the running round. A step on GPUs may have rows behind them: they are nobody's, and get 0."""
         most = self._most_rows(len(x))
         first = self.sharing.rank * most
         ours = slice(first, first + most)
@@ -90,15 +125,15 @@ class SpreadExperts:
         if self.by_peers is not None and 0 < most <= self.by_peers.exchange.most_rows:
             if self.sharing.size > 1 or len(out) > most:
                 out.zero_()
-            self._by_peers(self.by_peers, x[ours], chosen[ours], shares[ours], (most, first), out[ours])
-            return
+            num_tokens = self.ranks.num_tokens(is_last=self.is_last)
+            sent = x[ours], chosen[ours], shares[ours], self.by_peers.table, num_tokens, most, first
+            return _ByPeers(self, self.by_peers.exchange, self.by_peers.exchange.dispatch(*sent), out[ours])
         out.zero_()
         ranks, places = self.places.find(chosen[ours])
         own, result = Sent(x[ours], ranks, places, shares[ours]), out[ours]
         if self.ranks.round is not None and most <= PADDED_ROWS:
-            self._padded(own, most, result)
-        else:
-            self._counted(own, result)
+            return _Padded.begin(self, own, most, result)
+        return _Counted.begin(self, own, result)
 
     def _most_rows(self, num_rows: int) -> int:
         """Return how many rows a rank sends at most: the same on all."""
@@ -109,44 +144,7 @@ class SpreadExperts:
                 num_rows = padded
         return -(-num_rows // self.sharing.size)
 
-    def _by_peers(
-        self, peers: ByPeers, x: Tensor, chosen: Tensor, shares: Tensor, rows: tuple[int, int], out: Tensor
-    ) -> None:
-        num_tokens = self.ranks.num_tokens(is_last=self.is_last)
-        received = peers.exchange.dispatch(x, chosen, shares, peers.table, num_tokens, *rows)
-        results = torch.empty_like(received.x)
-        self.experts.forward(received.x, received.chosen, received.shares, results)
-        peers.exchange.combine(results, received, out)
-
-    def _padded(self, own: Sent, num_rows: int, out: Tensor) -> None:
-        size, rank = self.ranks.size, self.ranks.rank
-        own_places = [torch.where(own.ranks == each, own.places, -1) for each in range(size)]
-        packed = own.packed(torch.stack(own_places, 1).flatten(1), num_rows)
-        received = self.ranks.all_gather(packed)
-        x, places, shares = own.unpacked(received, size)
-        num_chosen = shares.shape[1]
-        results = self._compute(x, places[:, rank * num_chosen : (rank + 1) * num_chosen], shares)
-        equal = [num_rows] * size
-        back = self.ranks.exchange(results, equal, equal).view(size, num_rows, -1)
-        for each in back[:, : len(out)]:
-            out.add_(each)
-
-    def _counted(self, own: Sent, out: Tensor) -> None:
-        size = self.ranks.size
-        rows = [(own.ranks == each).any(1).nonzero()[:, 0] for each in range(size)]
-        num_sent = [len(each) for each in rows]
-        num_received = self.ranks.num_sent_to_us(num_sent)
-        parts = [
-            own.at(each).packed(torch.where(own.ranks[each] == rank, own.places[each], -1), len(each))
-            for rank, each in enumerate(rows)
-        ]
-        received = self.ranks.exchange(torch.cat(parts), num_sent, num_received)
-        results = self._compute(*own.unpacked(received, 1))
-        back = self.ranks.exchange(results, num_received, num_sent)
-        for each, result in zip(rows, torch.split(back, num_sent), strict=True):
-            out[each] += result
-
-    def _compute(self, x: Tensor, places: Tensor, shares: Tensor) -> Tensor:
+    def compute(self, x: Tensor, places: Tensor, shares: Tensor) -> Tensor:
         """Return what our experts make of rows. A place of -1 is another rank's, or nobody's."""
         results = torch.empty_like(x)
         if len(x):
@@ -154,6 +152,106 @@ class SpreadExperts:
             own = places.where(is_ours, self.places.num_own).long()
             self.experts.forward(x, own, shares.where(is_ours, 0), results)
         return results
+
+
+@dataclass(slots=True, eq=False)
+class _ByPeers:
+    """Implements `Journey`. Kernels wait by themselves, and the way back is one with the sum."""
+
+    spread: SpreadExperts
+    exchange: PeerExchange
+    received: Received
+    out: Tensor
+    results: Tensor = field(init=False)
+
+    def arrive(self) -> None: ...
+
+    def compute(self) -> None:
+        self.results = torch.empty_like(self.received.x)
+        self.spread.experts.forward(self.received.x, self.received.chosen, self.received.shares, self.results)
+
+    def send_back(self) -> None: ...
+
+    def end(self) -> None:
+        self.exchange.combine(self.results, self.received, self.out)
+
+
+@dataclass(slots=True, eq=False)
+class _Padded:
+    """Implements `Journey`: every rank gives its rows to all."""
+
+    spread: SpreadExperts
+    own: Sent
+    num_rows: int
+    out: Tensor
+    coming: Coming  # first what others sent, then what comes back
+    received: Tensor = field(init=False)
+    results: Tensor = field(init=False)
+
+    @staticmethod
+    def begin(spread: SpreadExperts, own: Sent, num_rows: int, out: Tensor) -> _Padded:
+        places = [torch.where(own.ranks == each, own.places, -1) for each in range(spread.ranks.size)]
+        packed = own.packed(torch.stack(places, 1).flatten(1), num_rows)
+        return _Padded(spread, own, num_rows, out, spread.ranks.all_gather(packed))
+
+    def arrive(self) -> None:
+        self.received = self.coming()
+
+    def compute(self) -> None:
+        size, rank = self.spread.ranks.size, self.spread.ranks.rank
+        x, places, shares = self.own.unpacked(self.received, size)
+        num_chosen = shares.shape[1]
+        self.results = self.spread.compute(x, places[:, rank * num_chosen : (rank + 1) * num_chosen], shares)
+
+    def send_back(self) -> None:
+        equal = [self.num_rows] * self.spread.ranks.size
+        self.coming = self.spread.ranks.exchange(self.results, equal, equal)
+
+    def end(self) -> None:
+        back = self.coming().view(self.spread.ranks.size, self.num_rows, -1)
+        for each in back[:, : len(self.out)]:
+            self.out.add_(each)
+
+
+@dataclass(slots=True, eq=False)
+class _Counted:
+    """Implements `Journey`: a row goes to those ranks only which have some of its experts."""
+
+    spread: SpreadExperts
+    own: Sent
+    rows: Sequence[Tensor]  # that each rank is sent
+    num_received: Sequence[int]
+    out: Tensor
+    coming: Coming
+    received: Tensor = field(init=False)
+    results: Tensor = field(init=False)
+
+    @staticmethod
+    def begin(spread: SpreadExperts, own: Sent, out: Tensor) -> _Counted:
+        ranks = spread.ranks
+        rows = [(own.ranks == each).any(1).nonzero()[:, 0] for each in range(ranks.size)]
+        num_sent = [len(each) for each in rows]
+        num_received = ranks.num_sent_to_us(num_sent)
+        parts = [
+            own.at(each).packed(torch.where(own.ranks[each] == rank, own.places[each], -1), len(each))
+            for rank, each in enumerate(rows)
+        ]
+        coming = ranks.exchange(torch.cat(parts), num_sent, num_received)
+        return _Counted(spread, own, rows, num_received, out, coming)
+
+    def arrive(self) -> None:
+        self.received = self.coming()
+
+    def compute(self) -> None:
+        self.results = self.spread.compute(*self.own.unpacked(self.received, 1))
+
+    def send_back(self) -> None:
+        self.coming = self.spread.ranks.exchange(self.results, self.num_received, [len(each) for each in self.rows])
+
+    def end(self) -> None:
+        back = torch.split(self.coming(), [len(each) for each in self.rows])
+        for each, result in zip(self.rows, back, strict=True):
+            self.out[each] += result
 
 
 @dataclass(frozen=True, slots=True, eq=False)

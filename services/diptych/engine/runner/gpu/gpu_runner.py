@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.staged_batch import StagedBatch, logits_rows, single_rows
 from diptych.engine.models.adapters.lora import Loras
 from diptych.engine.models.pieces import Pieces, at_once
@@ -36,6 +37,7 @@ from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.step_ends import StepEnds
 from diptych.engine.runner.late_rows import LateRows
 from diptych.engine.runner.loaded_model import LoadedModel
+from diptych.engine.runner.micro_batches import NOBODYS, Parts, halves_of_round
 from diptych.engine.values.batch import (
     DraftModel,
     ForwardBatch,
@@ -95,6 +97,7 @@ class GpuRunner:
         draft_model: Follower | None = None,
         on_tower_layer: Callable[[], None] = lambda: None,
         late_rows: LateRows | None = None,
+        late_inputs: StepInputs | None = None,
     ) -> None:
         """`newest`: int64 `[max_samples]` on the device, where the tokens sampled last are kept.
 
@@ -102,11 +105,12 @@ class GpuRunner:
 
         `layer_listener` is asked before each step who is to hear that the kernels of a layer are queued.
         `on_tower_layer` hears of each layer of the tower, as far as it is queued. `late_rows` is there for a model with
-        recurrent layers whose requests may have drafts.
+        recurrent layers whose requests may have drafts. `late_inputs`: of the second of two micro-batches.
         """
         self.model = model
         self._memory: WeightMemory | None = None
         self._inputs = inputs
+        self._late_inputs = late_inputs
         self._launch_sampling = launch_sampling
         self._newest = newest
         self.recorded = recorded
@@ -150,6 +154,11 @@ class GpuRunner:
             with torch.inference_mode():
                 self._late_rows.measure(lambda: self.new_end()(), clock)
 
+    def take_late_times(self, times: Sequence[tuple[int, float]]) -> None:
+        """Say what was measured of a model of the same shape: where requests run nothing may be measured."""
+        if self._late_rows is not None:
+            self._late_rows.times = times
+
     @property
     def row_rungs(self) -> Sequence[int]:
         """The sizes of decode steps that are recorded."""
@@ -169,6 +178,7 @@ class GpuRunner:
 
         They are of the rows to sample from, and then of the prompt rows.
         """
+        parts = halves_of_round(self._sharing, batch)
         batch = single_rows(batch)
         with torch.inference_mode():
             if batch.encodes:
@@ -176,7 +186,7 @@ class GpuRunner:
             self.loras.change()
             if self.model.communicator is not None and (batch.input_ids < 0).any():
                 self.model.communicator.broadcast(self._newest)
-            logits = self._between_states(batch)
+            logits = self._between_states(batch) if parts is None else self._both(parts)
             self.loras.end(batch.adapters)
             if self._follower is not None and batch.is_followed:
                 self._follower.follow(batch, self._newest, self.layer_listener())
@@ -189,6 +199,9 @@ class GpuRunner:
     def serve_others(self) -> None:
         """Take part in a step of schedulers that share our experts, without a token."""
         with torch.inference_mode():
+            if halves_of_round(self._sharing, None) is not None:
+                self.model.forward_both(NOBODYS, self._newest.device)
+                return
             graphs, pieces = self.recorded
             if (rung := self._rung_of(self._inputs.nobodys, graphs.rungs)) is None:
                 self._token_rung_of(self._inputs.nobodys, pieces)
@@ -253,6 +266,22 @@ class GpuRunner:
         staged = self.model.with_rows(self._inputs.stage(batch), self._on_tower_layer)
         self.model.attention.init_forward_metadata(staged)
         return self._forward(staged, self.layer_listener())[: len(logits_rows(batch))]
+
+    def _both(self, parts: Parts) -> Tensor:
+        """Queue both halves of a step kernel by kernel. Collectives have a stream of their own."""
+        assert self._late_inputs is not None, "a step has no halves without --overlap-batches"
+        batches = [None if part is None else single_rows(part) for part in parts]
+        at_hand = zip(batches, (self._inputs, self._late_inputs), self.model.attentions, strict=True)
+        staged = [None if part is None else self._half(part, inputs, attention) for part, inputs, attention in at_hand]
+        found = self.model.forward_both(staged, self._newest.device, self.layer_listener())
+        pairs = ((part, logits) for part, logits in zip(batches, found, strict=True) if part is not None)
+        return torch.cat([logits[: len(logits_rows(part))] for part, logits in pairs if logits is not None])
+
+    def _half(self, batch: ForwardBatch, inputs: StepInputs, attention: PhasedAttention) -> StagedBatch:
+        staged = self.model.with_rows(inputs.stage(batch), self._on_tower_layer)
+        attention.init_forward_metadata(staged)
+        self.loras.begin_staged(staged.adapters, staged.late_adapters)
+        return replace(staged, input_ids=filled_in(staged.input_ids, self._newest))
 
     def _replay(self, batch: ForwardBatch, rung: int, graphs: Graphs) -> Tensor:
         """Queue a graph."""

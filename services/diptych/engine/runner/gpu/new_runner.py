@@ -84,9 +84,13 @@ def _runner(
         return Recorded(Graphs(rungs, capture), PieceGraphs(token_rungs, capture, new_buffers))
 
     new_staging = partial(Staging, device=device, new_event=torch.cuda.Event, bus=bus)
+
+    def new_inputs() -> StepInputs:
+        return StepInputs(limits, new_staging(limits.nbytes), device, _rows_together(model))
+
     return GpuRunner(
         model,
-        StepInputs(limits, new_staging(limits.nbytes), device, _rows_together(model)),
+        new_inputs(),
         launch_sampling,
         torch.zeros(limits.max_samples, dtype=torch.int64, device=device),
         nothing_recorded(),
@@ -95,6 +99,7 @@ def _runner(
         draft_model,
         on_tower_layer,
         _new_late_rows(model, Graphs(rungs, capture, "what came true of rows,"), limits.max_samples, new_staging),
+        new_inputs() if model.options.overlap_batches else None,
     )
 
 

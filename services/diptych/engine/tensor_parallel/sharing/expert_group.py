@@ -6,6 +6,7 @@ Beside it GPUs open memory to each other, through which kernels exchange tokens 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from diptych.engine.models.expert_ranks import PeerExchange
+from diptych.engine.models.expert_ranks import Coming, PeerExchange
 from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.tensor_parallel.communicator import check_others, prepare_libraries
 from diptych.engine.tensor_parallel.meeting import TIMEOUT, FileMeeting
@@ -40,15 +41,18 @@ class ExpertGroup:
         *,
         counts: bool,
         opens_memory: bool,
+        overlaps: bool = False,
     ) -> None:
         """Wait until all ranks of all schedulers are there.
 
         `dtype`: of hidden states. `num_redundant`: copies of experts beside one of each. `counts` what experts do, for
-        `load_of_layers`. `opens_memory` of a GPU to the other ranks, see `peers`.
+        `load_of_layers`. `opens_memory` of a GPU to the other ranks, see `peers`. `overlaps`: something is computed
+        while tokens are on their way; else a GPU's stream exchanges them itself, which takes the host less.
         """
         self._num_redundant = num_redundant
         self._counts = counts
         self._opens_memory = opens_memory
+        self._overlaps = overlaps or device.type == "cpu"
         self._chosen: dict[int, Tensor] = {}  # by layer: how often each expert was chosen here, int64
         self.placements: dict[int, ExpertPlacement] = {}  # by layer
         self.rank, self.size = place.rank(rank, tp), place.size(tp)
@@ -71,6 +75,12 @@ class ExpertGroup:
         self.round, self.padded_rows, own = common, None, common.parts[self._scheduler]
         if self._exchanges:
             self._sizes.view(torch.int64).fill_(own.num_tokens | own.num_picked << 32)  # both at once: one launch
+
+    @property
+    def late_tokens(self) -> int | None:
+        if self.round is None or self.round.halves is None:
+            return None
+        return self.round.parts[self._scheduler].late_tokens
 
     def num_tokens(self, *, is_last: bool) -> Tensor:
         return self._sizes[1:] if is_last else self._sizes[:1]
@@ -125,13 +135,13 @@ class ExpertGroup:
             own.zero_()
         return loads
 
-    def all_gather(self, part: Tensor) -> Tensor:
+    def all_gather(self, part: Tensor) -> Coming:
         out = part.new_empty(self.size * len(part), part.shape[1])
         if self._device.type == "cuda":
-            dist.all_gather_into_tensor(out, part, group=self._group)
+            work = dist.all_gather_into_tensor(out, part, group=self._group, async_op=self._overlaps)
         else:
-            dist.all_gather(list(out.chunk(self.size)), part, group=self._group)
-        return out
+            work = dist.all_gather(list(out.chunk(self.size)), part, group=self._group, async_op=self._overlaps)
+        return Travelling(work, part, out)
 
     def num_sent_to_us(self, num_sent: Sequence[int]) -> list[int]:
         sent = torch.tensor(num_sent, device=self._device)
@@ -139,10 +149,11 @@ class ExpertGroup:
         dist.all_to_all_single(received, sent, group=self._group)
         return list(map(int, received.tolist()))
 
-    def exchange(self, rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int]) -> Tensor:
+    def exchange(self, rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int]) -> Coming:
         out = rows.new_empty(sum(num_received), rows.shape[1])
-        dist.all_to_all_single(out, rows, list(num_received), list(num_sent), group=self._group)
-        return out
+        sizes = list(num_received), list(num_sent)
+        work = dist.all_to_all_single(out, rows, *sizes, group=self._group, async_op=self._overlaps)
+        return Travelling(work, rows, out)
 
     def smallest(self, number: int) -> int:
         """Wait for all; return the smallest of their numbers."""
@@ -154,6 +165,20 @@ class ExpertGroup:
         """Leave. On GPUs the end of the process does it."""
         if self._device.type == "cpu":
             dist.destroy_process_group(self._group)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Travelling:
+    """Implements `Coming`. gloo has threads of its own for it, and NCCL a stream, which ours waits for when asked."""
+
+    work: Any  # None: our own stream does it
+    sent: Tensor  # that nobody may free before
+    out: Tensor
+
+    def __call__(self) -> Tensor:
+        if self.work is not None:
+            self.work.wait()
+        return self.out
 
 
 class LoneCommunicator:

@@ -28,7 +28,9 @@ def open_exchange(
     max_polls: int = MAX_POLLS,
 ) -> PeerExchange | None:
     """Return this rank's; None on all ranks where one can't. All call it at once. `room`: places for its experts."""
-    if group.size > LARGEST_GROUP or width * dtype.itemsize % VECTOR_NBYTES or width > LARGEST_ROW:
+    if reason := _unfit(group.size, dtype.itemsize, width):
+        if group.rank == 0:  # all ranks say the same
+            logger.info("tokens go to experts by NCCL, launch by launch: %s", reason)
         return None
     shape = ExchangeShape(group.size, room, experts_per_token, width, dtype.itemsize, MOST_PLACES // group.size)
     opened = open_memory(group, device, shape.memory_nbytes)
@@ -37,3 +39,14 @@ def open_exchange(
         return None
     memory, addresses = opened
     return ExpertExchange(group.rank, shape, memory.tensor(), addresses, max_polls=max_polls)
+
+
+def _unfit(num_ranks: int, itemsize: int, width: int) -> str:
+    """Return why the kernels can't exchange hidden states of so many numbers; empty: they can."""
+    if num_ranks > LARGEST_GROUP:
+        return f"{num_ranks} GPUs share them, and {LARGEST_GROUP} at most exchange by stores"
+    if width * itemsize % VECTOR_NBYTES:
+        return f"a hidden state has {width * itemsize} bytes, which is no multiple of {VECTOR_NBYTES}"
+    if width > LARGEST_ROW:
+        return f"a hidden state has {width} numbers, and the kernels take {LARGEST_ROW} at most"
+    return ""

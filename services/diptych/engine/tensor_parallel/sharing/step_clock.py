@@ -16,7 +16,7 @@ from diptych.common.errors import Unavailable
 from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.values.rounds import NOTHING, Part, Round, Rounds
 
-_MESSAGE: Final = struct.Struct("<BHQII?")
+_MESSAGE: Final = struct.Struct("<BHQII?II")
 _EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
 _SPEAKS: Final = 0
@@ -66,7 +66,8 @@ class StepClock:
         self._ears.close(linger=0)
 
     def _say(self, what: int, part: Part) -> None:
-        message = _MESSAGE.pack(what, self._own, self._rounds.number, part.num_tokens, part.num_picked, part.is_plain)
+        sizes = part.num_tokens, part.num_picked, part.is_plain, part.late_tokens, part.late_picked
+        message = _MESSAGE.pack(what, self._own, self._rounds.number, *sizes)
         for socket in self._others:
             socket.send(message, zmq.NOBLOCK)  # never full: at most two rounds are on their way
 
