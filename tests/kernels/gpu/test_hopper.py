@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
@@ -49,6 +51,13 @@ def test_hopper_runs_them_unless_a_program_has_too_little_shared_memory(monkeypa
 
 def test_what_is_no_gpu_runs_none() -> None:
     assert hopper.why_not(torch.device("cpu")) == "the device is no GPU"
+
+
+def test_all_that_kernels_take_of_gluons_parts_is_asked_for() -> None:
+    folder = Path(hopper.__file__).parent
+    sources = (path.read_text() for path in folder.rglob("*.py") if path != Path(hopper.__file__))
+    taken = {name for text in sources for name in re.findall(r"\b(?:async_copy|mbarrier|tma)\.\w+", text)}
+    assert taken == {name for name in hopper.GLUON["triton.experimental.gluon.language.nvidia.hopper"] if "." in name}
 
 
 @pytest.mark.parametrize("module", hopper.GLUON)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -26,6 +27,16 @@ GLUON: Final = {  # what they take from it
         "tma",
         "warpgroup_mma",
         "warpgroup_mma_wait",
+        "async_copy.async_copy_global_to_shared",
+        "async_copy.commit_group",
+        "async_copy.mbarrier_arrive",
+        "async_copy.wait_group",
+        "mbarrier.MBarrierLayout",
+        "mbarrier.arrive",
+        "mbarrier.expect",
+        "mbarrier.init",
+        "mbarrier.wait",
+        "tma.async_copy_global_to_shared",
     ),
 }
 
@@ -64,7 +75,15 @@ def without_gluon() -> str | None:
             found = import_module(module)
         except ImportError as error:
             return f"this Triton has no Gluon for them: {error}"
-        missing = [name for name in names if not hasattr(found, name)]
+        missing = [name for name in names if not _has(found, name)]
         if missing:
             return f"this Triton's Gluon has no {missing[0]} in {module}"
     return None
+
+
+def _has(module: object, name: str) -> bool:
+    try:
+        attrgetter(name)(module)
+    except AttributeError:
+        return False
+    return True
