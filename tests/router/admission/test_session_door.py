@@ -10,6 +10,7 @@ import pytest
 from diptych.common.errors import Conflict, Unavailable
 from diptych.router.admission.session_door import RETRY_S, SessionDoor
 from diptych.router.admission.session_line import TICKET_S, Key
+from diptych.router.metrics import SessionLineUsage
 
 A, B, C = (Key("", name) for name in "abc")
 LONG_S = 600.0
@@ -179,10 +180,13 @@ def test_what_ends_at_once_is_looked_at_once_and_what_was_not_there_not_at_all()
             assert not world.door.close(Key("", f"unknown {number}"))
         assert world.door._timer is not None
         assert world.door._timer.when() > asyncio.get_running_loop().time() + LONG_S / 2
+        timers = set()
         for key in keys:
             with world.door.request(key):
                 pass
             world.door.close(key)
+            timers.add(world.door._timer)
+        assert len(timers) == 1, "a look that is due soon is not put off"
         assert world.num_looks == before
         assert await waits
         assert world.num_looks == before + 1
@@ -215,11 +219,12 @@ def test_a_session_that_could_not_begin_makes_room_for_who_waits() -> None:
     in_world(test)
 
 
-def test_what_nobody_uses_ends_when_somebody_counts() -> None:
+def test_metrics_do_not_count_what_has_ended_though_nobody_waits() -> None:
     async def test(world: World) -> None:
         assert await world.door.wait(A, 100, LONG_S)
         world.now_s += TICKET_S + 1
-        world.door.expire()
-        assert world.door.line.num_in == 0
+        found = {each.name: each.samples[0].value for each in SessionLineUsage(world.door).collect()}
+        assert found["diptych_router_session_line_in"] == found["diptych_router_session_line_tokens"] == 0
+        assert found["diptych_router_session_line_expired"] == 1
 
     in_world(test)

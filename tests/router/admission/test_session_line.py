@@ -150,6 +150,16 @@ def test_a_session_without_a_request_ends_as_soon_as_a_place_does(line: Line) ->
     assert line.admit() == "b"
 
 
+def test_who_leaves_as_he_is_let_in_may_ask_again_for_a_while(line: Line) -> None:
+    line.ask("a", 100)
+    line.now_s += 1000
+    line.line.admit(100, line.now_s)
+    line.let_go("a")
+    line.now_s += TICKET_S
+    line.poll("a", 100)
+    assert line.line.is_in(Key("", "a"))
+
+
 def test_a_session_that_may_be_unused_for_less_ends_then_without_a_request_too(line: Line) -> None:
     line.ask("a", 100)
     line.line.admit(100, 0.0)
