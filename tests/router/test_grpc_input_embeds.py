@@ -47,7 +47,7 @@ def of_bytes(values: bytes, width: int, **fields: Any) -> GenerateRequest:
 
 def refusal(method: Any, request: GenerateRequest) -> str:
     with pytest.raises(grpc.RpcError) as error:
-        method(request)
+        method(request, timeout=60)
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     return str(error.value.details())
 
@@ -112,7 +112,7 @@ WRONG = {
 def test_what_is_no_prompt_of_rows_is_refused_in_words(cluster: Cluster, stub: Any, name: str) -> None:
     request, words = WRONG[name]
     assert words in refusal(stub.Generate, request)
-    assert words in refusal(lambda each: list(stub.GenerateStream(each)), request)
+    assert words in refusal(lambda each, timeout: list(stub.GenerateStream(each, timeout=timeout)), request)
     assert not any(worker.started for worker in cluster.workers)
 
 
