@@ -232,6 +232,108 @@ def test_an_owner_has_a_bounded_number_of_places_and_so_has_the_line(line: Line)
     line.line.ask(Key("one", "0"), 1, 0.0)  # who has a place asks again
 
 
+class Keys(Line):
+    """A line where a session `a1` is of key `a`."""
+
+    def ask(self, name: str, num_tokens: int) -> None:
+        self.line.ask(Key(name[0], name), num_tokens, self.now_s)
+
+    def ask_all(self, names: str, num_tokens: int) -> None:
+        for name in names.split():
+            self.ask(name, num_tokens)
+
+    def next(self, *closed: str) -> list[str]:
+        """Close these, and return who is let in."""
+        for name in closed:
+            assert self.line.close(Key(name[0], name))
+        return [key.session_id for key in self.line.admit(self.capacity, self.now_s)]
+
+
+@pytest.fixture
+def keys() -> Keys:
+    return Keys()
+
+
+def test_who_has_his_share_of_the_room_is_passed_by_another_key_until_that_has_its_own(keys: Keys) -> None:
+    keys.ask_all("a1 a2 a3 a4 a5 a6 a7", 25)
+    assert keys.next() == ["a1", "a2", "a3", "a4"], "nobody else waits: all the room is this key's"
+    keys.ask_all("b1 b2 b3", 25)
+    assert [keys.next("a1"), keys.next("a2")] == [["b1"], ["b2"]]
+    assert [keys.next("a3"), keys.next("a4")] == [["a5"], ["a6"]], "both have their share, or less: first come"
+    assert keys.next("b1", "b2", "a5", "a6") == ["a7", "b3"]
+
+
+def test_shares_are_of_the_keys_that_hold_or_wait(keys: Keys) -> None:
+    keys.ask_all("a1 a2", 20)
+    keys.ask("x1", 50)
+    keys.ask_all("x2", 10)
+    assert len(keys.next()) == 4
+    keys.ask_all("x3 a3 b1", 10)
+    assert keys.next("x2") == ["b1"], "of three keys each has 33, and the others hold 40 and 50"
+    assert keys.next("b1") == ["a3"], "of two each has 50"
+    assert keys.next("a1") == ["x3"]
+
+
+def test_room_that_another_key_cannot_use_is_left_to_who_has_his_share_but_only_four_times(keys: Keys) -> None:
+    keys.ask("a1", 60)
+    keys.next()
+    keys.ask("b1", 50)
+    keys.ask_all("a2 a3 a4 a5 a6 a7", 1)
+    assert keys.next() == ["a2", "a3", "a4", "a5"]
+    assert keys.next("a5") == []
+    assert keys.next("a1") == ["b1", "a6", "a7"]
+
+
+def test_who_is_passed_because_he_has_his_share_is_not_passed_too_often(keys: Keys) -> None:
+    keys.ask_all("a1 a2", 50)
+    keys.next()
+    keys.ask_all("a3 a4", 25)
+    keys.ask_all("b1 b2 b3 b4 b5 b6 b7", 5)
+    assert keys.next("a1") == [f"b{number}" for number in range(1, 8)]
+    keys.ask_all("c1 c2", 10)
+    assert keys.next() == ["c1"]
+    assert keys.next("c1") == ["c2"]
+    assert keys.next("a2") == ["a3", "a4"]
+
+
+def test_a_key_that_holds_nothing_is_passed_by_four_however_many_other_keys_there_are(keys: Keys) -> None:
+    keys.ask("a1", 20)
+    keys.next()
+    keys.ask("L1", 90)
+    for name in "bcdefgh":
+        keys.ask(f"{name}1", 1)
+    assert keys.next() == ["b1", "c1", "d1", "e1"]
+    assert keys.next("a1", "b1", "c1", "d1", "e1") == ["L1", "f1", "g1", "h1"]
+
+
+def test_a_session_that_is_in_does_not_count_with_more_because_its_client_asks_again(line: Line) -> None:
+    line.ask("a", 10)
+    line.admit()
+    line.ask("a", 100)
+    assert line.line.num_tokens == 10
+
+
+def test_random_sessions_of_several_keys_all_come_in_while_others_keep_coming() -> None:
+    rng, keys = random.Random(0), Keys()
+    waiting: dict[str, int] = {}  # rounds
+    open_for: dict[str, int] = {}  # rounds that are left
+    longest = num_passed = 0
+    for number in range(3000):
+        if len(waiting) < 30:
+            keys.ask(name := rng.choice("aaaaaabbc") + str(number), rng.choice((5, 10, 20, 90)))
+            waiting[name] = 0
+        over = [name for name, rounds in open_for.items() if rounds == 0]
+        open_for = {name: rounds - 1 for name, rounds in open_for.items() if rounds}
+        for name in keys.next(*over):
+            open_for[name] = rng.randint(0, 6)
+            longest = max(longest, waiting.pop(name))
+            num_passed += any(other[0] == name[0] and int(other[1:]) < int(name[1:]) for other in waiting)
+        waiting = {name: rounds + 1 for name, rounds in waiting.items()}
+        assert keys.line.num_tokens <= keys.capacity
+    assert max(longest, *waiting.values()) < 500
+    assert num_passed > 100
+
+
 def test_random_sessions_never_fill_more_than_the_pools_when_they_are_let_in_and_nobody_starves() -> None:
     rng, line = random.Random(0), Line()
     waited: dict[str, int] = {}

@@ -16,7 +16,7 @@ from diptych.generation.sampling_params import SamplingParams
 from diptych.router.errors import ContextLengthExceeded
 from diptych.router.text.tokenization import MAX_INLINE_STEPS, MAX_SHORT_STEPS, Tokenization
 from diptych.router.values import validation
-from diptych.router.values.kept_sessions import Follow, KeptSessions
+from diptych.router.values.kept_sessions import Follow, KeptSessions, Terms
 from diptych.router.values.request import (
     ChatPrompt,
     ClientRequest,
@@ -175,7 +175,7 @@ def test_a_turn_in_the_middle_of_a_text_gets_no_special_tokens_and_one_that_begi
         cache_bytes=0,
     )
     sessions = KeptSessions()
-    sessions.open("", "s", 100, 60.0, 0.0)
+    sessions.open("", "s", Terms(100, 60.0), 0.0)
     sessions.turn("", Follow("s"), "first", 0.0).ended(before)
     turn = sessions.turn("", Follow("s", "first"), "second", 0.0)
     client = replace(asked(TextPrompt("a")), turn=turn)

@@ -4,13 +4,13 @@ import pytest
 
 from diptych.common.errors import InvalidRequest, Overloaded
 from diptych.router.values import kept_sessions
-from diptych.router.values.kept_sessions import Follow, KeptSessions
+from diptych.router.values.kept_sessions import IDLE_S, Follow, KeptSessions, Terms
 
 
 @pytest.fixture
 def sessions() -> KeptSessions:
     made = KeptSessions()
-    made.open("ada", "s", 1000, 60.0, 0.0)
+    made.open("ada", "s", Terms(1000, 60.0), 0.0)
     return made
 
 
@@ -63,22 +63,42 @@ def test_a_session_is_its_owners_and_ends_when_it_is_closed_or_not_used(sessions
     with pytest.raises(InvalidRequest, match="no session"):
         sessions.turn("bob", Follow("s"), "a", 1.0)
     with pytest.raises(InvalidRequest, match="open already"):
-        sessions.open("ada", "s", 10, 60.0, 1.0)
-    sessions.open("bob", "s", 10, 60.0, 1.0)
+        sessions.open("ada", "s", Terms(10, 60.0), 1.0)
+    sessions.open("bob", "s", Terms(10, 60.0), 1.0)
     serve(sessions, "a", [1], [], now_s=59.0)
     serve(sessions, "b", [1], [], now_s=118.0)
     with pytest.raises(InvalidRequest, match="not used for too long"):
         serve(sessions, "c", [1], [], now_s=179.0)
-    sessions.open("ada", "s", 10, 60.0, 180.0)
+    sessions.open("ada", "s", Terms(10, 60.0), 180.0)
     assert [sessions.close("ada", "s"), sessions.close("ada", "s"), sessions.close("bob", "s")] == [True, False, False]
+
+
+def test_one_that_asked_for_room_is_opened_again_on_the_same_terms_only(sessions: KeptSessions) -> None:
+    terms = Terms(1000, 60.0, 500)
+    sessions.open("ada", "t", terms, 0.0)
+    sessions.turn("ada", Follow("t"), "a", 1.0).ended([1, 2])
+    sessions.open("ada", "t", terms, 60.0)
+    for others in (Terms(999, 60.0, 500), Terms(1000, IDLE_S, 500), Terms(1000, 60.0, 501), Terms(1000, 60.0)):
+        for act in (sessions.open, sessions.check):
+            with pytest.raises(InvalidRequest, match="open already, on other terms"):
+                act("ada", "t", others, 60.0)
+    sessions.check("bob", "t", Terms(999, 60.0), 60.0)
+    assert list(sessions.turn("ada", Follow("t", "a"), "b", 119.0).before) == [1, 2], "the same: asking has used it"
+    sessions.check("ada", "t", Terms(999, 60.0), 180.0)
+
+
+@pytest.mark.parametrize("expected_tokens", [0, 500])
+def test_one_that_asked_for_no_room_is_opened_once(sessions: KeptSessions, expected_tokens: int) -> None:
+    with pytest.raises(InvalidRequest, match="open already"):
+        sessions.check("ada", "s", Terms(1000, 60.0, expected_tokens), 1.0)
 
 
 def test_sessions_are_few_and_bounded(sessions: KeptSessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_sessions, "MAX_OF_OWNER", 2)
-    sessions.open("ada", "t", 4, 60.0, 0.0)
+    sessions.open("ada", "t", Terms(4, 60.0), 0.0)
     with pytest.raises(Overloaded, match="at most 2"):
-        sessions.open("ada", "u", 4, 60.0, 0.0)
-    sessions.open("bob", "u", 4, 60.0, 0.0)
+        sessions.open("ada", "u", Terms(4, 60.0), 0.0)
+    sessions.open("bob", "u", Terms(4, 60.0), 0.0)
     turn = sessions.turn("ada", Follow("t"), "a", 1.0)
     turn.ended([1, 2, 3, 4, 5])
     with pytest.raises(InvalidRequest, match="was kept: send the whole prompt"):
@@ -90,17 +110,17 @@ def test_where_owners_are_not_told_apart_all_of_them_have_more_sessions(monkeypa
     monkeypatch.setattr(kept_sessions, "MAX_OF_ALL", 3)
     made = KeptSessions()
     for name in ("a", "b", "c"):
-        made.open("", name, 10, 60.0, 0.0)
+        made.open("", name, Terms(10, 60.0), 0.0)
     with pytest.raises(Overloaded, match="at most 3"):
-        made.open("", "d", 10, 60.0, 0.0)
+        made.open("", "d", Terms(10, 60.0), 0.0)
 
 
 def test_beyond_the_bound_of_all_sessions_those_go_that_were_used_longest_ago(
     sessions: KeptSessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept_sessions, "MAX_TOKENS_OF_ALL", 6)
-    sessions.open("bob", "t", 10, 60.0, 0.0)
-    sessions.open("eve", "u", 10, 60.0, 0.0)
+    sessions.open("bob", "t", Terms(10, 60.0), 0.0)
+    sessions.open("eve", "u", Terms(10, 60.0), 0.0)
     for owner, session in (("bob", "t"), ("eve", "u")):
         sessions.turn(owner, Follow(session), "a", 1.0).ended([1, 2])
     serve(sessions, "a", [1], [2])
@@ -112,7 +132,7 @@ def test_beyond_the_bound_of_all_sessions_those_go_that_were_used_longest_ago(
     serve(sessions, "c", [1] * 20, [])
     assert list(sessions.turn("ada", Follow("s", "c"), "d", 3.0).before) == [1] * 20, "the latest stays in any case"
     sessions.close("ada", "s")
-    sessions.open("ada", "s", 10, 60.0, 3.0)
+    sessions.open("ada", "s", Terms(10, 60.0), 3.0)
     serve(sessions, "a", [1], [], now_s=3.0)
 
 

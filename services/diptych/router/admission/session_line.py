@@ -6,13 +6,17 @@ there is room beside those that are in. Who comes later may pass where the first
 more than `MAX_PASSES`: then all behind wait until he fits. A context that is larger than the pools counts as all of
 them, so it fits when nobody is in. Nobody who is in is sent away, whatever becomes of the pools.
 
+Keys have equal shares of the pools, all that have a session which is in or waits. A key that holds its share, or more,
+waits behind those that do not; so it has what room they leave. That is its place in line, and no pass. As its sessions
+end it comes to hold less, and has its turn again: nobody starves as long as sessions end.
+
 A place is kept under the name of its session: a client that stops waiting, and asks again within `TICKET_S`, has the
 place that it had. A session ends when it is closed, or when nobody has used it for as long as it may be unused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -69,12 +73,12 @@ class SessionLine:
         What is expected may change as long as the session waits.
         """
         self._expire(now_s)
-        member = self._find(key)
-        if member is None:
+        if self._find(key) is None:
             self._check_room(key.owner)
-            member = self._waiting[key] = _Member(expected_tokens, now_s)
-        member.expected_tokens = expected_tokens
-        member.num_open += 1
+            self._waiting[key] = _Member(expected_tokens, now_s)
+        if key in self._waiting:
+            self._waiting[key].expected_tokens = expected_tokens
+        self._use(key, now_s, 1)
 
     def let_go(self, key: Key, now_s: float) -> None:
         """A client waits no longer: the place is kept for a while."""
@@ -103,24 +107,12 @@ class SessionLine:
     def admit(self, capacity_tokens: int, now_s: float) -> list[Key]:
         """Let in whom the pools have room for. Return these, in order."""
         self._expire(now_s)
-        if not self._waiting or capacity_tokens <= 0:
-            return []
-        room = capacity_tokens - self.num_tokens
+        held = self._held()
         admitted: list[Key] = []
-        passed: list[_Member] = []
-        for key, member in self._waiting.items():
-            num_tokens = min(member.num_tokens, capacity_tokens)
-            if num_tokens <= room:
-                room -= num_tokens
-                admitted.append(key)
-                for each in passed:
-                    each.num_passes += 1
-            else:
-                passed.append(member)
-            if any(each.num_passes >= MAX_PASSES for each in passed):
-                break
-        for key in admitted:
-            self._in[key] = self._waiting.pop(key)
+        while (key := self._next(capacity_tokens, held)) is not None:
+            member = self._in[key] = self._waiting.pop(key)
+            held[key.owner] += member.num_tokens
+            admitted.append(key)
         return admitted
 
     def is_in(self, key: Key) -> bool:
@@ -142,6 +134,36 @@ class SessionLine:
     def num_tokens(self) -> int:
         """Tokens of context that those who are in count with."""
         return sum(member.num_tokens for member in self._in.values())
+
+    def _held(self) -> dict[str, int]:
+        """Return the tokens that each key holds which has a session here; keys that only wait hold none."""
+        held = dict.fromkeys((key.owner for key in self._waiting), 0)
+        for key, member in self._in.items():
+            held[key.owner] = held.get(key.owner, 0) + member.num_tokens
+        return held
+
+    def _next(self, capacity_tokens: int, held: Mapping[str, int]) -> Key | None:
+        """Return whom to let in now, and count whom he passes; None: nobody."""
+        room = capacity_tokens - sum(held.values())
+        if room <= 0:
+            return None
+        passed: list[_Member] = []
+        for key, member in self._in_turn(capacity_tokens, held):
+            if min(member.num_tokens, capacity_tokens) <= room:
+                for each in passed:
+                    each.num_passes += 1
+                return key
+            if member.num_passes >= MAX_PASSES:
+                return None
+            passed.append(member)
+        return None
+
+    def _in_turn(self, capacity_tokens: int, held: Mapping[str, int]) -> Iterator[tuple[Key, _Member]]:
+        """Go through those that wait: in order, but whose key holds its share last."""
+        for is_last in (False, True):
+            for key, member in self._waiting.items():
+                if (held[key.owner] * len(held) >= capacity_tokens) is is_last:
+                    yield key, member
 
     def _find(self, key: Key) -> _Member | None:
         return self._in.get(key) or self._waiting.get(key)

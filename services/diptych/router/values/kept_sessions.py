@@ -41,8 +41,18 @@ class _Kept:
         return len(self.prompt) + len(self.output)
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a session is opened with."""
+
+    max_tokens: int  # of all turns
+    idle_s: float  # that it may be unused
+    expected_tokens: int = 0  # of context, by who asked for room; 0: nobody did
+
+
 @dataclass(slots=True, eq=False)
 class _Session:
+    terms: Terms
     max_tokens: int
     idle_s: float
     used_s: float
@@ -116,17 +126,29 @@ class KeptSessions:
     def __init__(self) -> None:
         self._sessions: dict[tuple[str, str], _Session] = {}  # by owner and id, who was used last at the end
 
-    def open(self, owner: str, session_id: str, max_tokens: int, idle_s: float, now_s: float) -> None:
-        """Raises `InvalidRequest` if it is open, `Overloaded` if there are too many."""
+    def check(self, owner: str, session_id: str, terms: Terms, now_s: float) -> None:
+        """Raise `InvalidRequest` if a session is open already, unless these are its terms, and ask for room.
+
+        So who asked for room may ask again, as the answer may have been lost. Any other is opened once, as in SGLang.
+        """
         self._expire(now_s)
+        session = self._sessions.get((owner, session_id))
+        if session is not None and (terms != session.terms or not terms.expected_tokens):
+            words = f"the session {session_id!r} is open already, on other terms or without wait_s: close it first"
+            raise InvalidRequest(words, param="session_id")
+
+    def open(self, owner: str, session_id: str, terms: Terms, now_s: float) -> None:
+        """Open a session, or use the one that is. Raises as `check` does, and `Overloaded` if there are too many."""
+        self.check(owner, session_id, terms, now_s)
         if (owner, session_id) in self._sessions:
-            raise InvalidRequest(f"the session {session_id!r} is open already: close it first", param="session_id")
+            self._use(owner, session_id, now_s)
+            return
         own = sum(each == owner for each, _ in self._sessions)
         most = MAX_OF_OWNER if owner else MAX_OF_ALL
         if own >= most or len(self._sessions) >= MAX_OF_ALL:
             raise Overloaded(f"{own} sessions of yours are open, of at most {most}: close one, or come back")
-        bounded = min(max_tokens, MAX_TOKENS)
-        self._sessions[owner, session_id] = _Session(bounded, min(idle_s, MAX_IDLE_S), now_s)
+        bounds = min(terms.max_tokens, MAX_TOKENS), min(terms.idle_s, MAX_IDLE_S)
+        self._sessions[owner, session_id] = _Session(terms, *bounds, now_s)
 
     def close(self, owner: str, session_id: str) -> bool:
         """Return whether it was open. Turns that run go on."""
@@ -139,8 +161,7 @@ class KeptSessions:
         if session is None:
             words = f"there is no session {follow.session_id!r}: {UNKNOWN}"
             raise InvalidRequest(words, param="session_params.id")
-        session.used_s = now_s
-        self._sessions[owner, follow.session_id] = self._sessions.pop((owner, follow.session_id))
+        self._use(owner, follow.session_id, now_s)
         if follow.rid and follow.rid not in session.turns:
             words = f"the session has no turn {follow.rid!r} that has ended, and was kept: send the whole prompt"
             raise InvalidRequest(words, param="session_params.rid")
@@ -158,6 +179,10 @@ class KeptSessions:
             if session is not latest:
                 del self._sessions[key]
                 num_tokens -= session.num_tokens
+
+    def _use(self, owner: str, session_id: str, now_s: float) -> None:
+        session = self._sessions[owner, session_id] = self._sessions.pop((owner, session_id))
+        session.used_s = now_s
 
     def _expire(self, now_s: float) -> None:
         gone = [key for key, each in self._sessions.items() if now_s - each.used_s > each.idle_s]

@@ -14,6 +14,7 @@ import pytest
 
 from diptych.common.trust.tokens import Tokens
 from diptych.common.trust.trust import Trust
+from diptych.router.admission.session_line import Key
 from diptych.router.keys.keyring import digest_of
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 
@@ -201,22 +202,28 @@ def test_with_a_token_acts_are_for_its_holder_and_reach_workers_in_his_name(
     assert {header for worker in cluster.workers for header in worker.admin.authorizations} == {f"Bearer {'t' * 32}"}
 
 
-@pytest.fixture
-def crowded(cluster: Cluster) -> Iterator[Cluster]:
-    """Workers whose pools hold 100 pages each; sessions that are left open are closed."""
+def crowd(cluster: Cluster) -> int:
+    """Have workers whose pools hold 100 pages each; return how many tokens that is."""
     for worker in cluster.workers:
         worker.instance.load.total_pages = 100
         cluster.report_load(worker, worker.instance.load)
     door = cluster.router.served[0].pipeline.door
     cluster.wait_until(lambda: door.capacity_tokens == 100 * worker.instance.transfer.layout.page_size > 0)
+    return int(door.capacity_tokens)
+
+
+@pytest.fixture
+def crowded(cluster: Cluster) -> Iterator[Cluster]:
+    """Sessions that are left open are closed."""
+    crowd(cluster)
     yield cluster
     for name in "abc":
         ask(cluster, "POST", "/close_session", body={"session_id": name})
 
 
-def opened(cluster: Cluster, name: str, tokens: int, **fields: Any) -> tuple[int, Any]:
+def opened(cluster: Cluster, name: str, tokens: int, key: str = "", **fields: Any) -> tuple[int, Any]:
     body = {"capacity_of_str_len": 100_000, "context_tokens": tokens, "session_id": name, **fields}
-    return ask(cluster, "POST", "/open_session", body=body)
+    return ask(cluster, "POST", "/open_session", key, body)
 
 
 def test_a_session_waits_in_line_for_room_and_keeps_its_place(crowded: Cluster) -> None:
@@ -234,6 +241,53 @@ def test_a_session_waits_in_line_for_room_and_keeps_its_place(crowded: Cluster) 
     metrics = crowded.get("/metrics")[1]
     for words in ("in 1.0", "waiting 0.0", "admitted_total 2.0", "given_up_total 1.0", f"tokens {float(tokens)}"):
         assert f"diptych_router_session_line_{words}" in metrics
+
+
+def test_who_asks_again_because_the_answer_was_lost_has_the_same_session(crowded: Cluster) -> None:
+    door = crowded.router.served[0].pipeline.door
+    tokens = door.capacity_tokens
+    assert opened(crowded, "a", tokens, wait_s=100) == (200, "a")
+    assert opened(crowded, "a", tokens, wait_s=50) == (200, "a"), "how long it may wait is no part of the session"
+    others: list[dict[str, Any]] = [{"wait_s": 100, "capacity_of_str_len": 9}, {"wait_s": 100, "timeout": 9}, {}]
+    for fields in others:
+        status, answer = opened(crowded, "a", tokens, **fields)
+        assert (status, answer["error"]["param"]) == (400, "session_id")
+    assert opened(crowded, "a", tokens - 1, wait_s=100)[0] == 400
+    assert door.line.num_tokens == tokens
+    door.close(Key("", "a"))
+    assert opened(crowded, "a", tokens, wait_s=100) == (200, "a")
+    assert door.line.num_tokens == tokens, "whatever the line has forgotten counts again"
+
+
+def test_two_calls_that_wait_for_the_same_session_both_have_it(crowded: Cluster) -> None:
+    door = crowded.router.served[0].pipeline.door
+    assert opened(crowded, "a", door.capacity_tokens, wait_s=100) == (200, "a")
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(opened, crowded, "b", 9, wait_s=100) for _ in range(2)]
+        crowded.wait_until(lambda: door.num_calls == 2)
+        ask(crowded, "POST", "/close_session", body={"session_id": "a"})
+        assert [answer.result(100) for answer in answers] == [(200, "b")] * 2
+
+
+def test_a_session_that_is_open_and_asked_for_no_room_is_refused_before_it_waits(crowded: Cluster) -> None:
+    door = crowded.router.served[0].pipeline.door
+    assert opened(crowded, "a", 9) == (200, "a")
+    assert opened(crowded, "a", 9)[0] == 400, "as in SGLang"
+    assert opened(crowded, "a", 9, wait_s=100)[0] == 400
+    assert door.line.num_in == door.line.num_waiting == 0
+
+
+def test_a_key_that_holds_its_share_waits_behind_another(start_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(entry("alice", "a-key") + entry("bob", "b-key"))
+    cluster = start_cluster(api_keys_file=path)
+    tokens = crowd(cluster) // 2
+    for name, status in (("a", 200), ("b", 200), ("c", 503)):
+        assert opened(cluster, name, tokens, "a-key", wait_s=100 if status == 200 else 0.001)[0] == status
+    assert opened(cluster, "c", tokens, "b-key", wait_s=0.001)[0] == 503, "a name of another key is another session"
+    assert ask(cluster, "POST", "/close_session", "a-key", {"session_id": "a"})[1] == {"was_open": True}
+    assert opened(cluster, "c", tokens, "a-key", wait_s=0.001)[0] == 503
+    assert opened(cluster, "c", tokens, "b-key", wait_s=100) == (200, "c")
 
 
 def test_any_api_tells_how_much_context_a_session_has(crowded: Cluster) -> None:

@@ -37,7 +37,7 @@ from diptych.router.keys.caller import ANYBODY
 from diptych.router.serve.aborts import Aborts
 from diptych.router.serve.models import Models
 from diptych.router.serve.pipeline import Pipeline
-from diptych.router.values.kept_sessions import IDLE_S, MAX_IDLE_S
+from diptych.router.values.kept_sessions import IDLE_S, MAX_IDLE_S, Terms
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.session import Session
 from diptych.router.workers.worker_acts import WorkerActs
@@ -243,9 +243,8 @@ def add_sessions(app: FastAPI, models: Models, bodies: BodyReader, num_processes
     """Add the paths by which clients open and close sessions."""
     sessions, door = models.sessions, models.door
 
-    async def wait(request: Request, key: Key, body: OpenSessionBody) -> None:
-        expected = min(body.context_tokens or body.capacity_of_str_len, models.first.context_len)
-        if not await until_disconnect(request.receive, door.wait(key, expected, body.wait_s or 0.0)):
+    async def wait(request: Request, key: Key, expected_tokens: int, wait_s: float) -> None:
+        if not await until_disconnect(request.receive, door.wait(key, expected_tokens, wait_s)):
             raise Unavailable("the client has left the line")
 
     async def opened(request: Request) -> Response:
@@ -255,14 +254,14 @@ def add_sessions(app: FastAPI, models: Models, bodies: BodyReader, num_processes
                 raise Conflict(f"a router of {num_processes} processes keeps no sessions: send whole prompts")
             if len(models) > 1:
                 raise Conflict("a router of several models keeps no sessions: send whole prompts")
-            session_id = body.session_id or secrets.token_hex(16)
-            idle_s = body.timeout or IDLE_S
-            key = Key(caller_of(request).name, session_id)
+            key = Key(caller_of(request).name, body.session_id or secrets.token_hex(16))
+            terms = _terms(body, models.first.context_len)
+            sessions.check(*key, terms, time.monotonic())
             if body.wait_s:
-                await wait(request, key, body)
-            sessions.open(*key, body.capacity_of_str_len, idle_s, time.monotonic())
-            door.claim(key, idle_s)
-            return json_response(session_id, request)
+                await wait(request, key, terms.expected_tokens, body.wait_s)
+            sessions.open(*key, terms, time.monotonic())
+            door.claim(key, terms.idle_s)
+            return json_response(key.session_id, request)
         except DiptychError as error:
             return refusal(error, request)
 
@@ -295,6 +294,11 @@ def server_info_of(pipeline: Pipeline, fleet: Fleet) -> ServerInfo:
 
 
 _ROLES: Final = ("prefill", "decode")
+
+
+def _terms(body: OpenSessionBody, context_len: int) -> Terms:
+    expected_tokens = min(body.context_tokens or body.capacity_of_str_len, context_len)
+    return Terms(body.capacity_of_str_len, body.timeout or IDLE_S, expected_tokens if body.wait_s else 0)
 
 
 def _in_order(fleet: Fleet) -> list[Session]:
