@@ -115,7 +115,8 @@ def named(data: bytes, width: int) -> tuple[EmbedRows, bytes]:
     """Return rows with their names, and the digest of them all. The data is taken as it is: see `EmbedRows`."""
     so_far = hashlib.sha256(b"rows of float32\0" + width.to_bytes(8, "little"))
     names = bytearray()
-    for row in np.frombuffer(data, "<f4").reshape(-1, width):
+    rows: F32 = np.frombuffer(data, "<f4").reshape(-1, width)
+    for row in rows:
         so_far.update(row)
         names += so_far.digest()[:NAME_BYTES]
     return EmbedRows(width, bytes(names), data), so_far.digest()
