@@ -1,4 +1,4 @@
-"""A worker's frontend that is watched by who wants to hear of it seldom; its scheduler is played, time passes at once."""
+"""A worker that is watched by who wants to hear of it seldom; its scheduler is played, and time passes at once."""
 
 from __future__ import annotations
 
