@@ -46,6 +46,15 @@ def test_no_other_cut_has_a_lighter_heaviest_stage(num_stages: int, tied: bool, 
     assert max(sum(each[stage.start : stage.stop]) for stage in stages) == min(heaviest)
 
 
+def test_of_cuts_that_weigh_nearly_the_same_one_leaves_no_stage_more_layers_that_keep_tokens_than_it_must() -> None:
+    """As many pages as the stage with most of these has room for."""
+    attending = (0, 10, 198, 350)
+    mixing = Recurrent(tuple(layer for layer in range(400) if layer not in attending), ShortConv(MODEL.hidden_size, 3))
+    model = replace(MODEL, num_layers=400, windows=(0,) * 400, recurrent=mixing, vocab_size=8)
+    stages = stage_layers(model, 2)
+    assert [sum(layer in stage for layer in attending) for stage in stages] == [2, 2]
+
+
 def test_a_stage_is_a_model_of_its_layers_which_it_counts_from_0() -> None:
     windows = (0, 8, 8, 8, 0, 8, 8)
     model = replace(MODEL, windows=windows, keeps_all=True, moe=MOE, still_layers=frozenset({2, 4}))

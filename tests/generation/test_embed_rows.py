@@ -10,10 +10,10 @@ import pytest
 
 from diptych.common.errors import InvalidRequest
 from diptych.generation.codec import content_to_wire
-from diptych.generation.embed_rows import EmbedRows, checked_rows, named, rows_of
+from diptych.generation.embed_rows import EmbedRows, check_row_bytes, checked_rows, named, rows_of
 from diptych.generation.leg_prompt import contents_of, prompt_len, prompt_of
 from diptych.generation.page_hash import chain_hashes, root_hash
-from diptych.generation.segments import content_of_rows, without_pixels
+from diptych.generation.segments import content_of_row_bytes, content_of_rows, without_pixels
 from diptych.v1.worker_pb2 import StartLeg
 
 ROWS = np.arange(24, dtype=np.float32).reshape(6, 4)
@@ -34,7 +34,14 @@ def test_names_are_those_of_every_release() -> None:
 
 
 def test_rows_of_another_width_have_other_names() -> None:
-    assert named(ROWS.reshape(6, 4))[0].names[:8] != named(ROWS.reshape(3, 8))[0].names[:8]
+    assert named(ROWS.tobytes(), 4)[0].names[:8] != named(ROWS.tobytes(), 8)[0].names[:8]
+
+
+def test_bytes_of_rows_are_kept_as_they_are() -> None:
+    content = content_of_row_bytes(data := ROWS.tobytes(), 4)
+    assert content == content_of_rows(ROWS)
+    assert content.rows is not None
+    assert content.rows.data is data
 
 
 def test_pages_are_named_by_all_rows_up_to_them() -> None:
@@ -66,17 +73,30 @@ def test_a_leg_whose_rows_are_not_as_many_as_it_says_is_refused(change: Any) -> 
         prompt_of(StartLeg(contents=[content_to_wire(wrong)]))
 
 
+def test_rows_of_two_widths_are_refused_in_words() -> None:
+    with pytest.raises(InvalidRequest, match="row 1 of input_embeds has 1 numbers, and the first has 2"):
+        rows_of([[1.0, 2.0], [1.0]])
+
+
+@pytest.mark.parametrize("number", [1e39, -1e39, float("nan"), float("inf")])
+def test_numbers_that_no_float32_holds_are_refused_in_words(number: float) -> None:
+    for rows in (np.array([[1.0, number]]), rows_of([[1.0, number]])):
+        with pytest.raises(InvalidRequest, match="no float32 holds"):
+            checked_rows(rows)
+
+
 @pytest.mark.parametrize(
-    ("rows", "words"),
+    ("num_bytes", "width", "words"),
     [
-        ([[1.0, 2.0], [1.0]], "row 1 of input_embeds has 1 numbers, and the first has 2"),
-        ([[1.0, 1e39]], "no float32 holds"),
-        ([[1.0, float("nan")]], "no float32 holds"),
+        (8, 0, "the width of input_embeds is 0: give the numbers of a row"),
+        (0, 2, "input_embeds has 0 bytes: rows of 2 float32 take 8 bytes each, and there is at least one"),
+        (12, 2, "input_embeds has 12 bytes: "),
+        (9, 2, "input_embeds has 9 bytes: "),
     ],
 )
-def test_numbers_that_are_no_rows_are_refused_in_words(rows: Any, words: str) -> None:
+def test_bytes_that_are_no_rows_are_refused_in_words(num_bytes: int, width: int, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
-        rows_of(rows)
+        check_row_bytes(bytes(num_bytes), width)
 
 
 @pytest.mark.parametrize("rows", [np.zeros((2, 3), np.int64), np.zeros(4), np.zeros((0, 4)), np.zeros((1, 2, 3))])

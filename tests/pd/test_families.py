@@ -55,6 +55,7 @@ NEVER = 1 << 30
 MEMORIES = (
     "llama",  # keys and values of all tokens
     *("gpt oss", "gemma3, groups of windows of which the last is not full"),  # of windows
+    *("olmo3", "llama 4, dense and still layers between, no norms of heads"),  # of as many places each
     *("llama 4", "gemma4, windows and wide heads", "gemma4, experts beside a network"),  # of chunks; of two kinds
     "gemma4, groups of layers with heads of two widths",
     "gemma4, borrowed keys, wide networks, inputs of each layer",

@@ -118,7 +118,7 @@ WRONG = {
     "too large a number": ({"input_embeds": [[1e39] * WIDTH]}, "no float32 holds"),
     "scores of the prompt": (
         {"input_embeds": ROWS.tolist(), "return_logprob": True, "logprob_start_len": 0},
-        "leave out echo and logprob_start_len",
+        "leave out echo, logprob_start_len and",
     ),
     "no rows": ({"input_embeds": []}, "input_embeds"),
     "an empty row": ({"input_embeds": [[]]}, "input_embeds"),

@@ -33,12 +33,13 @@ CHECKS: Final = [
 ]
 _MESSAGES: Final = [{"role": "user", "content": "hi"}]
 _SENSIBLE: Final = {"messages": _MESSAGES, "tokens": [1, 2]}  # so that not all requests end at what nobody can guess
-_SHORT: Final = {  # outputs, by path
+_SHORT: Final = {  # outputs and waits, by path
     "/v1/chat/completions": {"max_tokens": 3, "max_completion_tokens": 3},
     "/v1/completions": {"max_tokens": 3},
     "/v1/responses": {"max_output_tokens": 3},
     "/v1/messages": {"max_tokens": 3},
     "/generate": {"sampling_params": {"max_new_tokens": 3}},
+    "/open_session": {"wait_s": 0},
 }
 _ONE_OF_TWO: Final = {"/generate": {"input_ids": [1, 2]}, "/tokenize": {"prompt": "hi"}}  # that a body needs
 _RIVALS: Final = (("text", "input_ids"), ("prompt", "messages"))  # of which a body may have one

@@ -3,11 +3,12 @@
 Stages have neighbouring layers. Embeddings are the first one's, the last norm and the output projection the last one's;
 where that projection is the embedding, both have it. The cut is the one whose heaviest stage is lightest, by numbers in
 weights, among those that give each stage layers of each kind that keeps something: pages are what these have of tokens.
+Of cuts that weigh nearly the same it is the one with most pages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import prod
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 _EMBEDDING: Final = "embed"  # how targets before the layers begin
 _KIND_WORDS: Final = ("that attend", "that keep a state")
 _KINDS: Final = "layers that attend, and layers that keep a state"
+NEARLY: Final = 1.01  # of the lightest that the heaviest stage may weigh, where that leaves more pages
 _PLACES: Final = "as many layers of each window's pages as of those that see all: --kv-windows keep needs none"
+
+Cost = tuple[int, ...]
 
 
 def stage_layers(config: ModelConfig, num_stages: int) -> tuple[range, ...]:
@@ -29,7 +33,7 @@ def stage_layers(config: ModelConfig, num_stages: int) -> tuple[range, ...]:
     if num_stages == 1:
         return (range(config.num_layers),)
     check_stages(config, num_stages)
-    cuts = _lightest_cut(_weights(config), num_stages, _kinds(config), _ends(config))
+    cuts = _best_cut(_weights(config), num_stages, _kinds(config), _ends(config))
     if cuts is None:
         what = _KINDS if len(config.page_groups) == 1 else _PLACES
         raise ConfigError(f"--pp {num_stages}: no cut gives each stage of {config.model_id} {what}")
@@ -145,30 +149,64 @@ def _weights(config: ModelConfig) -> list[int]:
     return weights
 
 
-def _lightest_cut(
+def _best_cut(
     weights: Sequence[int], num_stages: int, kinds: Sequence[frozenset[int]], ends: frozenset[int]
 ) -> tuple[int, ...] | None:
-    """Return where stages behind the first begin, so that the heaviest is as light as can be; None: there is no way.
+    """Return where stages behind the first begin; None: there is no way. Each has layers of all `kinds`, one of `ends`.
 
-    Each has layers of all `kinds`, and one of `ends`. Of several such cuts the one that gives earlier stages more: the
-    last one samples, too.
+    Of those whose heaviest stage is nearly as light as can be, the cut that leaves fewest layers which keep tokens in
+    any stage: all stages have as many pages as that one has room for.
     """
-    num_layers, sums = len(weights), (0, *accumulate(weights))
-    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}  # by layers dealt out: the heaviest, and the cuts
+    sums = (0, *accumulate(weights))
+    places = (0, *accumulate(layer in kinds[0] for layer in range(len(weights))))
+
+    def weight(start: int, end: int) -> tuple[int, ...] | None:
+        return (sums[end] - sums[start],)
+
+    lightest = _least_cut(weight, len(weights), num_stages, kinds, ends)
+    if lightest is None:
+        return None
+    bound = NEARLY * lightest[0][0]
+
+    def places_of(start: int, end: int) -> tuple[int, ...] | None:
+        own = sums[end] - sums[start]
+        return None if own > bound else (places[end] - places[start], own)
+
+    found = _least_cut(places_of, len(weights), num_stages, kinds, ends)
+    return found and found[1]
+
+
+def _least_cut(
+    cost: Callable[[int, int], Cost | None],
+    num_layers: int,
+    num_stages: int,
+    kinds: Sequence[frozenset[int]],
+    ends: frozenset[int],
+) -> tuple[Cost, tuple[int, ...]] | None:
+    """Return the cut whose dearest stage costs least, and what that costs; None: there is no way.
+
+    `cost` of layers from one to before another; None: they are no stage. Of several such cuts the one that gives
+    earlier stages more: the last one samples, too.
+    """
+    best: dict[int, tuple[Cost, tuple[int, ...]]] = {0: ((), ())}  # by layers dealt out: the dearest, and the cuts
     for stage in range(num_stages):
-        found = {end: _best_before(best, sums, end, kinds) for end in range(stage + 1, num_layers + 1) if end in ends}
+        found = {end: _least_before(best, cost, end, kinds) for end in range(stage + 1, num_layers + 1) if end in ends}
         best = {end: way for end, way in found.items() if way is not None}
-    return best[num_layers][1] if num_layers in best else None
+    return best.get(num_layers)
 
 
-def _best_before(
-    best: dict[int, tuple[int, tuple[int, ...]]], sums: Sequence[int], end: int, kinds: Sequence[frozenset[int]]
-) -> tuple[int, tuple[int, ...]] | None:
+def _least_before(
+    best: Mapping[int, tuple[Cost, tuple[int, ...]]],
+    cost: Callable[[int, int], Cost | None],
+    end: int,
+    kinds: Sequence[frozenset[int]],
+) -> tuple[Cost, tuple[int, ...]] | None:
     """Return the best way to deal out `end` layers with one stage more than `best` does; None: there is none."""
     last = min(max(layer for layer in kind if layer < end) if min(kind) < end else -1 for kind in kinds)
-    ways = ((max(heaviest, sums[end] - sums[start]), start) for start, (heaviest, _) in best.items() if start <= last)
+    starts = [start for start in best if start <= last]
+    ways = [(max(best[start][0], own), start) for start in starts if (own := cost(start, end)) is not None]
     found = min(ways, key=lambda way: (way[0], -way[1]), default=None)
     if found is None:
         return None
-    heaviest, start = found
-    return heaviest, ((*best[start][1], start) if start else ())
+    dearest, start = found
+    return dearest, ((*best[start][1], start) if start else ())

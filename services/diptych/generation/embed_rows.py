@@ -61,14 +61,25 @@ class EmbedRows:
 def rows_of(numbers: Sequence[Sequence[float]]) -> F32:
     """Return rows of numbers as an array `[num_rows, width]`, of which there is at least one.
 
-    Raises `InvalidRequest` unless all are as wide as the first, and finite in float32.
+    Raises `InvalidRequest` unless all are as wide as the first. What no float32 holds is infinite: see `check_finite`.
     """
     width = len(numbers[0])
     for index, row in enumerate(numbers):
         if len(row) != width:
             words = f"row {index} of input_embeds has {len(row)} numbers, and the first has {width}: make them alike"
             raise InvalidRequest(words, param="input_embeds")
-    return checked_rows(np.array(numbers, np.float64))
+    with np.errstate(over="ignore"):
+        return np.array(numbers, np.float64).astype(np.float32)
+
+
+def check_row_bytes(data: bytes, width: int) -> None:
+    """Raise `InvalidRequest` unless these are rows of so many float32, at least one. What they are is not looked at."""
+    if not width:
+        words = "the width of input_embeds is 0: give the numbers of a row, which are the model's hidden size"
+        raise InvalidRequest(words, param="input_embeds")
+    if not data or len(data) % (NUMBER_BYTES * width):
+        words = f"input_embeds has {len(data)} bytes: rows of {width} float32 take {NUMBER_BYTES * width} bytes each"
+        raise InvalidRequest(f"{words}, and there is at least one", param="input_embeds")
 
 
 def check_shape(numbers: npt.NDArray[Any]) -> None:
@@ -84,18 +95,28 @@ def checked_rows(numbers: npt.NDArray[np.floating]) -> F32:
     check_shape(numbers)
     with np.errstate(over="ignore"):
         found = numbers.astype(np.float32)
-    if not np.isfinite(found).all():
-        words = "input_embeds has a number that no float32 holds: give finite ones, below 3.4e38"
-        raise InvalidRequest(words, param="input_embeds")
+    check_finite(found)
     return found
 
 
-def named(rows: F32) -> tuple[EmbedRows, bytes]:
-    """Return rows `[num_rows, width]` with their names, and the digest of them all."""
-    so_far = hashlib.sha256(b"rows of float32\0" + rows.shape[1].to_bytes(8, "little"))
-    plain = np.ascontiguousarray(rows, "<f4")
+def check_finite(numbers: F32) -> None:
+    """Raise `InvalidRequest` unless all numbers are finite."""
+    if not np.isfinite(numbers).all():
+        words = "input_embeds has a number that no float32 holds: give finite ones, below 3.4e38"
+        raise InvalidRequest(words, param="input_embeds")
+
+
+def to_bytes(rows: F32) -> bytes:
+    """Return rows as `EmbedRows.data` has them."""
+    return np.ascontiguousarray(rows, "<f4").tobytes()
+
+
+def named(data: bytes, width: int) -> tuple[EmbedRows, bytes]:
+    """Return rows with their names, and the digest of them all. The data is taken as it is: see `EmbedRows`."""
+    so_far = hashlib.sha256(b"rows of float32\0" + width.to_bytes(8, "little"))
     names = bytearray()
-    for row in plain:
+    rows: F32 = np.frombuffer(data, "<f4").reshape(-1, width)
+    for row in rows:
         so_far.update(row)
         names += so_far.digest()[:NAME_BYTES]
-    return EmbedRows(rows.shape[1], bytes(names), plain.tobytes()), so_far.digest()
+    return EmbedRows(width, bytes(names), data), so_far.digest()

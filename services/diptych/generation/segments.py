@@ -18,7 +18,7 @@ import numpy as np
 
 from diptych.common.arrays import F32, I64, U64
 from diptych.common.errors import InvalidRequest
-from diptych.generation.embed_rows import EmbedRows, named
+from diptych.generation.embed_rows import NUMBER_BYTES, EmbedRows, named, to_bytes
 
 DIGEST_BYTES: Final = 32
 CHANNELS: Final = 3  # of a pixel, a byte each
@@ -125,8 +125,13 @@ def prompt_keys(token_ids: I64, contents: Sequence[ContentSegment] = ()) -> I64:
 
 def content_of_rows(rows: F32) -> ContentSegment:
     """Return the content of a prompt that is rows `[num_rows, width]`, at least one, and nothing else."""
-    found, digest = named(rows)
-    return ContentSegment(0, len(rows), digest, rows=found)
+    return content_of_row_bytes(to_bytes(rows), rows.shape[1])
+
+
+def content_of_row_bytes(data: bytes, width: int) -> ContentSegment:
+    """The same of `[num_rows, width]` in little-endian float32, which is kept and not copied."""
+    found, digest = named(data, width)
+    return ContentSegment(0, len(data) // (NUMBER_BYTES * width), digest, rows=found)
 
 
 def without_pixels(content: ContentSegment) -> ContentSegment:

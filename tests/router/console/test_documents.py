@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Set
 from typing import Any, cast
 
 import pytest
@@ -76,9 +76,13 @@ class Others:
         self.asked_each: list[tuple[str, str]] = []
         self.said: Mapping[int, Any] = {}  # of their calls, where a test wants others
 
-    async def ask_each(self, path_and_query: Callable[[int], str]) -> Mapping[int, Any]:
-        self.asked_each.append((path_and_query(8), path_and_query(9)))
-        return self.said or await self.ask(path_and_query(8))
+    def ids(self) -> Set[int]:
+        return {8, 9}
+
+    async def ask_each(self, paths: Mapping[int, str]) -> Mapping[int, Any]:
+        if PATHS["requests"] in paths[8]:
+            self.asked_each.append((paths[8], paths[9]))
+        return self.said or await self.ask(paths[8])
 
     async def ask(self, path_and_query: str) -> Mapping[int, Any]:
         self.asked.append(path_and_query)
@@ -184,6 +188,127 @@ def test_a_router_is_asked_for_the_calls_that_the_list_has_room_for_and_for_some
     asyncio.run(scene.all.ask_others({"cache"}))  # nobody follows calls any more
     asyncio.run(scene.all.ask_others({"requests"}))
     assert scene.others.asked_each[-1][0].endswith("limit=200")
+
+
+class Busy:
+    """Eight other routers, each with as many calls as it has had turns: the newest of all are spread evenly."""
+
+    def __init__(self) -> None:
+        self.present = {*range(1, 9)}
+        self.silent: set[int] = set()  # who does not answer now
+        self.idle: set[int] = set()  # who has no calls yet
+        self.now_s = 0.0
+        self.asked: list[Mapping[int, str]] = []
+
+    def ids(self) -> Set[int]:
+        return self.present
+
+    async def ask_each(self, paths: Mapping[int, str]) -> Mapping[int, Any]:
+        self.asked.append(paths)
+        return {key: self._answer(key, path) for key, path in paths.items() if key not in self.silent}
+
+    def _answer(self, key: int, path: str) -> Mapping[str, Any]:
+        if PATHS["requests"] not in path:
+            return CACHE
+        num_rows = 0 if key in self.idle else int(path.rpartition("=")[2])
+        name = f"{key:016x}"
+        rows = [row(f"{name}-{self.now_s}-{i}", 100 + self.now_s - i / 50) for i in range(num_rows)]
+        return {"rows": {each["id"]: {**each, "router": name} for each in rows}}
+
+
+class BusyScene:
+    """A quiet process that follows eight busy ones, each second."""
+
+    def __init__(self, topic: str) -> None:
+        self.others, self._topic = Busy(), topic
+        here = Here()
+        own = ThisProcess(cast(Calls, here), cast(History, here), cast(CacheView, here), lambda: self.others.now_s)
+        self.all = AllRouters(own, cast(OtherRouters, self.others), lambda: self.others.now_s)
+
+    def follow(self, num_s: int) -> None:
+        for _ in range(num_s):
+            asyncio.run(self.all.ask_others({self._topic}))
+            self.others.now_s += 1.0
+
+    def until_all_are_asked(self) -> None:
+        num_before = len(self.others.asked)
+        while not any(paths.keys() == self.others.present for paths in self.others.asked[num_before:]):
+            self.follow(1)
+
+    def num_rows(self, key: int) -> int:
+        return [row["router"] for row in at_once(self.all.requests_now())["rows"].values()].count(f"{key:016x}")
+
+
+@pytest.fixture
+def calls() -> BusyScene:
+    """Eight busy processes, of which it is known how many calls each has in the list."""
+    scene = BusyScene("requests")
+    for _ in range(2):
+        scene.until_all_are_asked()
+    assert [scene.num_rows(key) for key in scene.others.ids()] == [25] * 8
+    return scene
+
+
+def limits(paths: Mapping[int, str]) -> dict[int, int]:
+    return {key: int(path.rpartition("=")[2]) for key, path in paths.items()}
+
+
+def test_calls_of_who_is_silent_once_stay_and_it_is_asked_for_as_many_again_soon(calls: BusyScene) -> None:
+    calls.others.silent, calls.others.idle = {3}, {*range(1, 9)} - {3}
+    calls.until_all_are_asked()
+    assert calls.num_rows(3) == 25 + 12 + SPARE_ROWS  # all that it said before
+    calls.others.silent = set()
+    calls.follow(1)
+    assert limits(calls.others.asked[-1]) == {3: 25 + 12 + SPARE_ROWS}
+    calls.others.idle = set()
+    calls.until_all_are_asked()
+    assert limits(calls.others.asked[-1])[3] == 25 + 12 + SPARE_ROWS
+
+
+def test_calls_of_who_is_silent_twice_are_gone_until_it_answers_and_it_is_asked_for_as_many(calls: BusyScene) -> None:
+    calls.others.silent = {3}
+    calls.until_all_are_asked()
+    calls.follow(1)
+    assert calls.num_rows(3) == 0
+    calls.others.silent = set()
+    calls.follow(2)
+    assert limits(calls.others.asked[-1]) == {3: 25 + 12 + SPARE_ROWS}
+    assert calls.num_rows(3) == 25 + 12 + SPARE_ROWS  # newer than those of all others
+
+
+def test_who_becomes_busy_is_listed_whole_once_the_list_had_all_it_was_asked_for(calls: BusyScene) -> None:
+    calls.others.idle = {3}
+    for _ in range(2):
+        calls.until_all_are_asked()
+    assert limits(calls.others.asked[-1])[3] == SPARE_ROWS
+    calls.others.idle = set()
+    calls.until_all_are_asked()
+    assert calls.num_rows(3) == SPARE_ROWS
+    calls.until_all_are_asked()
+    assert (limits(calls.others.asked[-1])[3], calls.num_rows(3)) == (200, 25)
+
+
+def test_counts_of_who_is_silent_once_stay_and_it_is_asked_again_a_second_later() -> None:
+    scene = BusyScene("cache")
+    scene.follow(int(AGE_S["cache"]))
+    scene.others.silent = {3}
+    scene.follow(1)
+    assert at_once(scene.all.cache_now())["prompt_tokens"] == 900
+    scene.follow(1)
+    assert at_once(scene.all.cache_now())["prompt_tokens"] == 800
+    assert [set(paths) for paths in scene.others.asked] == [{*range(1, 9)}, {*range(1, 9)}, {3}]
+    scene.others.silent = set()
+    scene.follow(2)
+    assert at_once(scene.all.cache_now())["prompt_tokens"] == 900
+    assert len(scene.others.asked) == 4
+
+
+def test_counts_of_who_has_gone_are_not_kept() -> None:
+    scene = BusyScene("cache")
+    scene.follow(1)
+    scene.others.present.remove(3)
+    scene.follow(1)
+    assert at_once(scene.all.cache_now())["prompt_tokens"] == 800
 
 
 def test_the_more_others_tell_of_calls_the_less_often_they_are_asked(scene: Scene) -> None:

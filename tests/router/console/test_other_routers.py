@@ -134,6 +134,17 @@ def test_who_is_not_there_is_left_out_and_named() -> None:
     assert (answers, list(missing)) == ({}, [1])
 
 
+def test_some_may_be_asked_and_who_is_not_asked_stays_missing() -> None:
+    async def asked() -> tuple[Any, Any, Any, Any]:
+        async with router(saying({"a": 1})) as address, router(writing(b"")) as ill:
+            others = OtherRouters(Members({1: address, 2: ill}), INSECURE, deadline_s=PATIENCE_S)
+            await others.ask("/")
+            return others.ids(), await others.ask_each({1: "/"}), others.missing, await others.ask_each({})
+
+    ids, answers, missing, nothing = asyncio.run(asked())
+    assert (ids, answers, list(missing), nothing) == ({1, 2}, {1: {"a": 1}}, [2], {})
+
+
 def test_one_that_never_answers_holds_up_nobody_for_longer_than_the_deadline() -> None:
     async def asked() -> tuple[Any, Any, bool]:
         forever = asyncio.Event()

@@ -226,23 +226,26 @@ class WorkerGroup:
 
         Raises `Overloaded`, `SchedulerDied` and `SchedulerSilent`.
         """
-        pause_s = min(interval_s, RENEW_S)
         watcher = self._watchers.open()
         came = has_heard = False
+        pause_s = 0.0  # that is left until it may be told again: the lease is renewed within it
         try:
             while True:
                 if self.is_loaded and (not came or self._watchers.takes_lease()):
                     commands = engine_pb2.SchedulerCommands(watch_s=LEASE_S, watcher_came=not came)
                     came = True
                     await self.scheduler.send(commands)
-                if await self._until(watcher.due, RENEW_S):
+                if pause_s > 0:
+                    await self._until(asyncio.Event(), min(pause_s, RENEW_S))
+                    pause_s -= RENEW_S
+                elif await self._until(watcher.due, RENEW_S):
                     news = self._watchers.pop(watcher)
                     self._complete(news.status)
                     if has_heard:
                         news.status.instance.ClearField("transfer")
                     has_heard = True
                     yield news
-                    await self._until(asyncio.Event(), pause_s)
+                    pause_s = interval_s
         finally:
             self._watchers.close(watcher)
 

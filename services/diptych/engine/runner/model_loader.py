@@ -192,7 +192,13 @@ class ModelLoader:
         page_size = self._options.page_size
         pages = self._few_pages(model.config, longest_timed(limits, page_size))
         speed = measure_speed(self._new_runner(model.on(pages), limits), limits, page_size, self._device)
-        return replace(speed, launch_s=0.0) if self._options.cuda_graphs == "off" else speed
+        return speed if self._records_steps else replace(speed, launch_s=0.0)
+
+    @property
+    def _records_steps(self) -> bool:
+        """Whether graphs will be there, once a step was computed: experts may be where none can be recorded."""
+        experts = None if self._communicator is None else self._communicator.experts
+        return self._options.cuda_graphs == "on" and (experts is None or experts.most_recorded > 0)
 
     def _agreed(self, number: int) -> int:
         return number if self._communicator is None else self._communicator.smallest(number)
@@ -237,7 +243,7 @@ class ModelLoader:
         options = self._options
         memory = self._measured(model, limits)
         self._step_nbytes = memory.step_peak
-        kinds = 0 if options.cuda_graphs == "off" else 2 if options.lora else 1
+        kinds = 0 if not self._records_steps else 2 if options.lora else 1
         graphs = all_graphs_nbytes(model.config, limits, memory.step_peak, kinds)
         layout = whole_layout(model.config, options.page_size, options.kv_dtype)
         buffered = buffer_pages(options.host_cache_mib * MIB, limits.max_step_tokens, layout)

@@ -5,7 +5,7 @@ by `AllRouters.ask_others` while somebody looks, and for each answer of an endpo
 needed, as another version may, is left out.
 
 Of calls only those are asked for that the list of all has room for, and the less often the more there is to tell: busy
-routers have new ones each time.
+routers have new ones each time. Who is silent once has what it said before, and as many calls are asked of it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from diptych.router.console.calls.request_rows import ALL, DEFAULT_ROWS, RowFilt
 from diptych.router.console.history import History, charts_of
 from diptych.router.console.other_routers import HERE, REQUESTS_PATH, OtherRouters, requests_of_all, story_of_any
 from diptych.router.console.pieces import Pieces
+from diptych.router.console.said import Said
 from diptych.router.console.state import CacheCounts, CacheState, ChartCounts, Charts, RequestList, RequestStory
 from diptych.router.console.turns import in_turns
 
@@ -105,9 +106,8 @@ class AllRouters:
         self._here = here
         self._others = others
         self._clock = clock
-        self._said: dict[str, Sequence[Json]] = {}  # by topic
-        self._due_s: dict[str, float] = {}  # when others are asked again
-        self._rows_of: Mapping[str, int] = {}  # how many of the newest calls each router had when all told last
+        self._said = {topic: Said() for topic in PATHS}
+        self._limits: Mapping[int, int] = {}  # how many calls a router is asked for, once it has told of some
         self._followed_s = -math.inf  # when others were told last
         self._requests, self._cache, self._charts = Made[RequestList](), Made[CacheState](), Made[Charts]()
 
@@ -137,43 +137,51 @@ class AllRouters:
     async def ask_others(self, topics: Set[str]) -> None:
         """Hear what others have of these topics now; nothing of those that they were asked for just before."""
         now_s = self._clock()
-        names = [name for name in PATHS if name in topics and now_s >= self._due_s.get(name, -math.inf)]
-        self._due_s.update({name: now_s + AGE_S[name] for name in names})
-        answers = await asyncio.gather(*(self._ask_for(name) for name in names))
-        self._said.update(zip(names, answers, strict=True))
-        if "requests" in names:
-            self._due_s["requests"] = now_s + max(AGE_S["requests"], _telling_s(self._said["requests"]) / ASKING_SHARE)
-            self._rows_of = await in_turns(self._counted())
-        for name in self._said.keys() - topics:
-            del self._said[name], self._due_s[name]  # nobody follows it: it would be old when somebody does
+        for topic in PATHS.keys() - topics:
+            self._said[topic] = Said()  # nobody follows it: it would be old when somebody does
+        if "requests" not in topics:
+            self._limits = {}
+        await asyncio.gather(*(self._hear(topic, now_s) for topic in PATHS if topic in topics))
 
-    def _counted(self) -> Pieces[Mapping[str, int]]:
-        """Return how many of the newest calls each router has, now that all have told."""
+    async def _hear(self, topic: str, now_s: float) -> None:
+        said, present = self._said[topic], self._others.ids()
+        asked = said.whom(present, now_s)
+        if not asked:
+            return
+        answers = await self._others.ask_each({key: self._path(topic, key) for key in asked})
+        said.note(asked, answers, now_s)
+        if asked != present:
+            return
+        said.due_s = now_s + _age_s(topic, said.answers)
+        if topic == "requests":
+            silent = {key: limit for key, limit in self._limits.items() if key in present - answers.keys()}
+            self._limits = {**silent, **await in_turns(self._counted(answers.keys()))}
+
+    def _path(self, topic: str, router_id: int) -> str:
+        limit = f"&limit={self._limits.get(router_id, DEFAULT_ROWS)}" if topic == "requests" else ""
+        return PATHS[topic] + limit
+
+    def _counted(self, told: Set[int]) -> Pieces[Mapping[int, int]]:
+        """Return how many calls those who told are asked for next, by what they have in the list of all."""
         listed = yield from self.requests_now()
-        return Counter(row["router"] for row in listed["rows"].values())
+        num_rows = Counter(row["router"] for row in listed["rows"].values())
+        return {key: _next_limit(self._limits.get(key, DEFAULT_ROWS), num_rows[f"{key:016x}"]) for key in told}
 
     def requests_now(self) -> Pieces[RequestList]:
         own = yield from self._here.followed_calls().newest()
-        said = self._said.get("requests", ())
+        said = self._said["requests"].answers
         if not said:
             return own
         return (yield from self._requests.of((own, said), lambda: _merged([own, *map(list_of, said)])))
 
     def cache_now(self) -> Pieces[CacheState]:
         own = yield from self._here.cache_now()
-        said = self._said.get("cache", ())
+        said = self._said["cache"].answers
         return (yield from self._cache.of((own, said), lambda: self._cache_of(own, said)))
 
     def charts_now(self) -> Pieces[Charts]:
-        said = self._said.get("charts", ())
+        said = self._said["charts"].answers
         return (yield from self._charts.of((self._here.charts_end, said), lambda: self._charts_of(said)))
-
-    async def _ask_for(self, topic: str) -> Sequence[Json]:
-        if topic != "requests":
-            return await self._ask(PATHS[topic])
-        rows_of = self._rows_of if topic in self._said else {}
-        answers = await self._others.ask_each(lambda key: f"{PATHS['requests']}&limit={_num_wanted(rows_of, key)}")
-        return [*answers.values()]
 
     async def _ask(self, path: str) -> Sequence[Json]:
         return [*(await self._others.ask(path)).values()]
@@ -193,14 +201,16 @@ def _merged(lists: Sequence[RequestList]) -> Pieces[RequestList]:
     return merged(lists, ALL.limit)
 
 
-def _num_wanted(rows_of: Mapping[str, int], router_id: int) -> int:
-    """Return how many calls a router is asked for: half as many again as it has in the list, if that is known."""
-    if not rows_of:
-        return DEFAULT_ROWS
-    num_rows = rows_of.get(f"{router_id:016x}", 0)
-    return min(DEFAULT_ROWS, num_rows + num_rows // 2 + SPARE_ROWS)
+def _next_limit(limit: int, num_rows: int) -> int:
+    """Return how many calls a router is asked for next: half as many again as it has in the list.
+
+    A list that has all that it was asked for may have room for many more of it.
+    """
+    return DEFAULT_ROWS if num_rows >= limit else min(DEFAULT_ROWS, num_rows + num_rows // 2 + SPARE_ROWS)
 
 
-def _telling_s(answers: Sequence[Json]) -> float:
-    """Return what it took all to tell of their calls, about, in seconds of processor time."""
-    return sum(ANSWER_S + ROW_S * len(each.get("rows", ())) for each in answers)
+def _age_s(topic: str, answers: Sequence[Json]) -> float:
+    """Return how old answers may become: those of calls by the processor time that it took all to tell, about."""
+    if topic != "requests":
+        return AGE_S[topic]
+    return max(AGE_S[topic], sum(ANSWER_S + ROW_S * len(each.get("rows", ())) for each in answers) / ASKING_SHARE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Set
 from typing import Any, Final, Protocol, cast
 from urllib.parse import quote, urlsplit
 
@@ -53,19 +53,24 @@ class OtherRouters:
         self._deadline_s = deadline_s
         self.missing: Mapping[int, str] = {}  # who did not answer the last time, and why
 
+    def ids(self) -> Set[int]:
+        """Return who can be asked now."""
+        return self._routers.routers().keys() - {self._routers.router_id}
+
     async def ask(self, path_and_query: str) -> Mapping[int, Json]:
         """Return what those say who have an answer. Takes no longer than the deadline, whoever is away."""
-        return await self.ask_each(lambda _: path_and_query)
+        return await self.ask_each(dict.fromkeys(self.ids(), path_and_query))
 
-    async def ask_each(self, path_and_query: Callable[[int], str]) -> Mapping[int, Json]:
-        """Do the same with a question for each router, by its id."""
-        others = {key: each.address for key, each in self._routers.routers().items() if key != self._routers.router_id}
-        answers = await asyncio.gather(*(self._ask(address, path_and_query(key)) for key, address in others.items()))
-        said = dict(zip(others, answers, strict=True))
+    async def ask_each(self, paths: Mapping[int, str]) -> Mapping[int, Json]:
+        """Do the same with some of `ids()`, and a path and query for each."""
+        routers = self._routers.routers()
+        answers = await asyncio.gather(*(self._ask(routers[key].address, path) for key, path in paths.items()))
+        said = dict(zip(paths, answers, strict=True))
         missing = {key: answer for key, answer in said.items() if isinstance(answer, str)}
         for key in missing.keys() - self.missing.keys():
-            logger.info("router %016x at %s does not answer: %s", key, others[key], missing[key])
-        self.missing = missing
+            logger.info("router %016x at %s does not answer: %s", key, routers[key].address, missing[key])
+        not_asked = self.missing.keys() & routers.keys() - paths.keys()
+        self.missing = {**{key: self.missing[key] for key in not_asked}, **missing}
         return {key: answer for key, answer in said.items() if isinstance(answer, dict)}
 
     async def _ask(self, address: str, path_and_query: str) -> Json | str | None:

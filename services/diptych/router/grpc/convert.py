@@ -18,6 +18,7 @@ from diptych.generation.codec import (
     logprobs_to_wire,
     params_from_wire,
 )
+from diptych.generation.embed_rows import check_row_bytes
 from diptych.generation.request_groups import MAX_TOOL_LEN, Account
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.extents.message_extent import check_count
@@ -28,7 +29,15 @@ from diptych.router.text.parsing.parts import Content, Part, Reasoning, ToolArgu
 from diptych.router.text.parsing.tool_use import NO_ARGUMENTS, NO_TOOLS, Choice, Function, ToolUse, choose
 from diptych.router.values.images import ImageInput, image_at
 from diptych.router.values.output import Output, Piece, Scores, Usage, choose_best, total_usage
-from diptych.router.values.request import ChatPrompt, ClientRequest, PoolingParams, Prompt, TextPrompt, TokenPrompt
+from diptych.router.values.request import (
+    ChatPrompt,
+    ClientRequest,
+    PoolingParams,
+    Prompt,
+    RowsPrompt,
+    TextPrompt,
+    TokenPrompt,
+)
 from diptych.router.values.slo_tiers import SloWish
 from diptych.router.values.validation import MAX_INPUTS, MAX_TOKENS
 from diptych.router.values.vectors import Pooled
@@ -204,7 +213,16 @@ def _prompt(request: inference_pb2.GenerateRequest) -> Prompt:
             return TokenPrompt(list(request.tokens.ids))
         case "chat":
             return chat_prompt(request.chat)
-    raise InvalidRequest("no prompt: set text, tokens or chat", param="prompt")
+        case "input_embeds":
+            return rows_prompt(request.input_embeds)
+    raise InvalidRequest("no prompt: set text, tokens, chat or input_embeds", param="prompt")
+
+
+def rows_prompt(given: inference_pb2.InputEmbeds) -> RowsPrompt:
+    """Raises `InvalidRequest`. The numbers are not looked at yet."""
+    data = given.values  # each time it is asked for is a copy
+    check_row_bytes(data, given.width)
+    return RowsPrompt(data, given.width)
 
 
 def chat_prompt(chat: ChatMessages) -> ChatPrompt:

@@ -14,11 +14,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
+import numpy as np
+
 from diptych.common.errors import InvalidRequest
+from diptych.generation.embed_rows import NUMBER_BYTES, check_finite
 from diptych.generation.finish import Finish
 from diptych.generation.output_text import OutputText
 from diptych.generation.sampling_params import SamplingParams
-from diptych.generation.segments import content_of_rows
+from diptych.generation.segments import ContentSegment, content_of_row_bytes
 from diptych.router.admission.held_pixels import HeldPixels
 from diptych.router.errors import ContextLengthExceeded
 from diptych.router.text.chat_text import render
@@ -229,9 +232,9 @@ class Tokenization:
                 tokenized = await encode(prompt, text, add_special_tokens and not goes_on)
             case ChatPrompt():
                 tokenized = await self._chat(prompt, client, encode)
-            case RowsPrompt(rows):
-                name = partial(content_of_rows, rows)
-                return Tokenized(contents=(await self._do(name, client.account.tenant, rows.size),))
+            case RowsPrompt(data):
+                read = partial(_content, prompt)
+                return Tokenized(contents=(await self._do(read, client.account.tenant, len(data) // NUMBER_BYTES),))
             case PairPrompt() | FramedPrompt():
                 raise AssertionError("of such prompts no text is made")
         if tokenized.text is None:
@@ -316,6 +319,12 @@ class Tokenization:
 
 def _bounds(client: ClientRequest, max_tokens: int) -> _Bounds:
     return _Bounds(client.hints.cache_namespace, max_tokens, client.account.tenant)
+
+
+def _content(prompt: RowsPrompt) -> ContentSegment:
+    """Raises `InvalidRequest` for numbers that are not finite."""
+    check_finite(np.frombuffer(prompt.data, "<f4"))
+    return content_of_row_bytes(prompt.data, prompt.width)
 
 
 def _shows_tokens(client: ClientRequest) -> bool:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from diptych.common.arrays import F32
 from diptych.common.errors import InvalidRequest
+from diptych.generation.embed_rows import NUMBER_BYTES
 from diptych.generation.leg_prompt import BYTES_PER_TOKEN
 from diptych.generation.request_groups import MAX_PRIORITY, NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
@@ -106,7 +106,12 @@ class ChatPrompt:
 class RowsPrompt:
     """Numbers that stand in place of the embeddings of tokens, of which there are none."""
 
-    rows: F32  # [num_rows, width], at least one of each; all are finite
+    data: bytes = field(repr=False)  # [num_rows, width], little-endian float32, at least one row
+    width: int  # >= 1
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.data) // (NUMBER_BYTES * self.width)
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt | PairPrompt | FramedPrompt | RowsPrompt
@@ -203,7 +208,7 @@ class ClientRequest:
     @property
     def row_nbytes(self) -> int:
         """Bytes of the rows that workers are sent: those of a prompt once for each of its outputs."""
-        return self.num_made * sum(each.rows.nbytes for each in self.prompts if isinstance(each, RowsPrompt))
+        return self.num_made * sum(len(each.data) for each in self.prompts if isinstance(each, RowsPrompt))
 
     @property
     def num_made(self) -> int:

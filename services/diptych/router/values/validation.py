@@ -17,6 +17,7 @@ MAX_PARTS: Final = 1024  # of a message: of its content, and calls
 MAX_TOOLS: Final = 128
 MAX_INPUTS: Final = 2048  # that a request may want vectors of, as OpenAI's API has it
 MAX_TOKENS: Final = 2**20  # that a client may send
+MAX_ROW_BYTES: Final = 48 << 20  # of a prompt: a message to a worker holds 64 MiB
 MAX_PAIRED_TOKENS: Final = 2**24  # of all pairs of a request, with a query in each: 64 MiB
 WAYS: Final = {"embed": "/v1/embeddings, /v1/score or /v1/rerank", "classify": "/classify, /v1/score or /v1/rerank"}
 ROLES: Final = ("system", "user", "assistant", "tool")
@@ -98,18 +99,23 @@ def _check_images(client: ClientRequest, model: ServedModel) -> None:
 
 def _check_rows(client: ClientRequest, model: ServedModel) -> None:
     """What else can be asked for beside rows, and how wide they are."""
-    rows = [prompt.rows for prompt in client.prompts if isinstance(prompt, RowsPrompt)]
+    rows = [prompt for prompt in client.prompts if isinstance(prompt, RowsPrompt)]
     if not rows:
         return
     size = model.hidden_size
-    if (width := next((each.shape[1] for each in rows if each.shape[1] != size), size)) != size:
+    if (width := next((each.width for each in rows if each.width != size), size)) != size:
         words = f"a row of input_embeds has {size} numbers, the hidden size of {model.model_id}, not {width}"
         raise InvalidRequest(words, param="input_embeds")
     if client.echo or client.params.prompt_logprobs is not None:
         words = "rows of input_embeds are no tokens, and have no text or log-probabilities to show"
-        raise InvalidRequest(f"{words}: leave out echo and logprob_start_len", param="input_embeds")
+        raise InvalidRequest(f"{words}: leave out echo, logprob_start_len and prompt_logprobs", param="input_embeds")
     if client.turn is not None:
         raise InvalidRequest("a turn of a session takes no input_embeds: give text or input_ids", param="input_embeds")
+    for each in rows:
+        if len(each.data) > MAX_ROW_BYTES:
+            words = f"the rows of input_embeds take {len(each.data)} bytes: give {MAX_ROW_BYTES} at most, so fewer rows"
+            raise InvalidRequest(words, param="input_embeds")
+        output_room(each, each.num_rows, model.context_len)  # before any is read
 
 
 def _check_priority(priority: int, caller: Caller) -> None:

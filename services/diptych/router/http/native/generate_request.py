@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from diptych.common.errors import InvalidRequest
-from diptych.generation.embed_rows import rows_of
+from diptych.generation.embed_rows import rows_of, to_bytes
 from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.sampling_params import MAX_LOGPROB_TOKEN_IDS, MAX_TOP_LOGPROBS, SamplingParams
 from diptych.router.http.fields.attention_fields import AttentionFields
@@ -193,7 +193,7 @@ class GenerateRequest(RequestFields, AttentionFields):
         """Raises `InvalidRequest`."""
         if self.input_embeds is not None:
             several: Any = self.input_embeds if self.is_batch else [self.input_embeds]
-            return [RowsPrompt(rows_of(rows)) for rows in several]
+            return [RowsPrompt(to_bytes(rows), rows.shape[1]) for rows in map(rows_of, several)]
         if self.text is not None:
             texts = [self.text] if isinstance(self.text, str) else self.text
             return [TextPrompt(text, images=each) for text, each in zip(texts, self._images(len(texts)), strict=True)]
