@@ -136,7 +136,8 @@ class SessionDoor:
     async def _wake(self, key: Key, wait_s: float) -> DiptychError | None:
         """Wait until the session is in, or for so long. Return what the call is told instead."""
         self._answer(key, Conflict(f"another call waits for the session {key.session_id!r} now, in place of this one"))
-        waiter = self._waiters[key] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[DiptychError | None] = asyncio.get_running_loop().create_future()
+        self._waiters[key] = waiter
         try:
             async with asyncio.timeout(wait_s):
                 return await waiter
