@@ -118,6 +118,7 @@ def test_a_call_of_a_named_function_must_be_made(client: openai.OpenAI, cluster:
     assert schema == {"x-guidance": ONE_LINE, **CITY}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("stream", [False, True])
 def test_some_call_must_be_made(client: openai.OpenAI, cluster: Cluster, stream: bool) -> None:
     cluster.script = f'[{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "now", "arguments": {{}}}}]'
