@@ -376,6 +376,7 @@ class SessionLineUsage(Collector):
 
     def collect(self) -> Iterator[Metric]:
         door, name = self._door, "diptych_router_session_line"
+        door.expire()
         yield GaugeMetricFamily(f"{name}_waiting", "Sessions that wait for room in the KV pools", door.line.num_waiting)
         yield GaugeMetricFamily(f"{name}_in", "Sessions that were let in and have not ended", door.line.num_in)
         yield GaugeMetricFamily(f"{name}_tokens", "Context that these count with", door.line.num_tokens)

@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from diptych.common.errors import Unavailable
+from diptych.common.errors import Conflict, Unavailable
 from diptych.router.admission.session_door import RETRY_S, SessionDoor
 from diptych.router.admission.session_line import TICKET_S, Key
+from diptych.router.metrics import SessionLineUsage
 
 A, B, C = (Key("", name) for name in "abc")
 LONG_S = 600.0
@@ -20,8 +21,14 @@ class World:
 
     def __init__(self, look_s: float = LONG_S) -> None:
         self.capacity = 100
+        self.problem: str | None = None
+        self.num_looks = 0
         self.now_s = 0.0
-        self.door = SessionDoor(lambda: self.capacity, lambda: self.now_s, look_s)
+        self.door = SessionDoor(self._look, lambda: self.problem, lambda: self.now_s, look_s)
+
+    def _look(self) -> int:
+        self.num_looks += 1
+        return self.capacity
 
     async def waiting(self, key: Key, num_tokens: int = 100) -> asyncio.Task[bool]:
         """Return a call that is in line."""
@@ -127,7 +134,7 @@ def test_a_session_that_is_closed_while_it_waits_waits_no_longer() -> None:
         assert await world.door.wait(A, 100, LONG_S)
         second = await world.waiting(B)
         assert world.door.close(B)
-        with pytest.raises(Unavailable, match="closed while it waited"):
+        with pytest.raises(Conflict, match="closed while it waited"):
             await second
 
     in_world(test)
@@ -142,5 +149,82 @@ def test_a_router_that_leaves_lets_nobody_wait() -> None:
             await second
         with pytest.raises(Unavailable, match="another"):
             await world.door.wait(C, 1, LONG_S)
+
+    in_world(test)
+
+
+def test_the_latest_call_waits_for_a_session_and_the_one_before_is_told() -> None:
+    async def test(world: World) -> None:
+        assert await world.door.wait(A, 100, LONG_S)
+        calls = [await world.waiting(B)]
+        for _ in range(3):
+            calls.append(await world.waiting(B))
+            with pytest.raises(Conflict, match="another call waits for the session 'b'"):
+                await calls.pop(0)
+        assert world.door.num_calls == 1
+        world.now_s += TICKET_S
+        world.door.close(A)
+        assert await calls[0], "and it holds the place"
+
+    in_world(test)
+
+
+def test_what_ends_at_once_is_looked_at_once_and_what_was_not_there_not_at_all() -> None:
+    async def test(world: World) -> None:
+        keys = [Key("", str(number)) for number in range(50)]
+        for key in keys:
+            assert await world.door.wait(key, 2, LONG_S)
+        waits = await world.waiting(B)
+        before = world.num_looks
+        for number in range(1000):
+            assert not world.door.close(Key("", f"unknown {number}"))
+        assert world.door._timer is not None
+        assert world.door._timer.when() > asyncio.get_running_loop().time() + LONG_S / 2
+        timers = set()
+        for key in keys:
+            with world.door.request(key):
+                pass
+            world.door.close(key)
+            timers.add(world.door._timer)
+        assert len(timers) == 1, "a look that is due soon is not put off"
+        assert world.num_looks == before
+        assert await waits
+        assert world.num_looks == before + 1
+
+    in_world(test)
+
+
+def test_where_there_is_no_pool_who_gives_up_is_told_why() -> None:
+    async def test(world: World) -> None:
+        world.capacity = 0
+        with pytest.raises(Unavailable, match=r"no worker has told how large .* number 1 in line; ask again"):
+            await world.door.wait(A, 100, 1e-6)
+        world.problem = "no decode worker is ready"
+        with pytest.raises(Unavailable, match="no decode worker is ready: this one is number 1 in line"):
+            await world.door.wait(A, 100, 1e-6)
+
+    in_world(test)
+
+
+def test_a_session_that_could_not_begin_makes_room_for_who_waits() -> None:
+    async def test(world: World) -> None:
+        assert await world.door.wait(A, 100, LONG_S)
+        second = await world.waiting(B)
+        world.door.release(A)
+        assert await second
+        world.door.claim(B, LONG_S)
+        world.door.release(B)
+        assert world.door.line.is_in(B)
+
+    in_world(test)
+
+
+def test_metrics_do_not_count_what_has_ended_though_nobody_waits() -> None:
+    async def test(world: World) -> None:
+        assert await world.door.wait(A, 100, LONG_S)
+        world.now_s += TICKET_S + 1
+        found = {each.name: each.samples[0].value for each in SessionLineUsage(world.door).collect()}
+        assert found["diptych_router_session_line_in"] == found["diptych_router_session_line_tokens"] == 0
+        assert found["diptych_router_session_line_expired"] == 1
 
     in_world(test)

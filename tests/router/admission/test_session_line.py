@@ -10,8 +10,10 @@ from diptych.common.errors import Overloaded
 from diptych.router.admission.session_line import (
     MAX_PASSES,
     MAX_WAITING,
+    NUM_CONTEXTS,
     TICKET_S,
     Key,
+    Member,
     SessionLine,
     share_of,
 )
@@ -28,27 +30,38 @@ class Line:
         self.line = SessionLine()
         self.capacity = 100
         self.now_s = 0.0
+        self.calls: dict[str, list[Member]] = {}  # that wait
 
     def ask(self, name: str, num_tokens: int) -> None:
-        self.line.ask(Key("", name), num_tokens, self.now_s)
+        self.calls.setdefault(name, []).append(self.line.ask(Key("", name), num_tokens, self.now_s))
 
     def admit(self) -> str:
         """Return who is let in; each begins at once."""
         admitted = self.line.admit(self.capacity, self.now_s)
         for key in admitted:
-            self.line.let_go(key, self.now_s)
+            while self.calls.get(key.session_id):
+                self.let_go(key.session_id)
             self.line.claim(key, IDLE_S, self.now_s)
         return "".join(key.session_id for key in admitted)
 
+    def begin(self, name: str) -> Member:
+        member = self.line.begin(Key("", name), self.now_s)
+        assert member is not None
+        return member
+
     def request(self, name: str, context_tokens: int) -> None:
-        self.line.begin(Key("", name), self.now_s)
-        self.line.end(Key("", name), context_tokens, self.now_s)
+        self.line.end(self.begin(name), context_tokens, self.now_s)
 
     def close(self, name: str) -> bool:
         return self.line.close(Key("", name))
 
     def let_go(self, name: str) -> None:
-        self.line.let_go(Key("", name), self.now_s)
+        self.line.let_go(Key("", name), self.calls[name].pop(), self.now_s)
+
+    def poll(self, name: str, num_tokens: int) -> None:
+        """Ask, and do not wait."""
+        self.ask(name, num_tokens)
+        self.let_go(name)
 
     def place(self, name: str) -> int:
         return self.line.place(Key("", name))
@@ -69,7 +82,7 @@ def test_sessions_are_let_in_in_order_as_long_as_their_contexts_fit(line: Line) 
 
 
 @pytest.mark.parametrize(("context", "counted"), [(0, 50), (10, 15), (20, 30), (40, 50), (50, 50), (70, 70)])
-def test_a_session_counts_with_what_its_last_request_had_and_with_room_to_grow(context: int, counted: int) -> None:
+def test_a_session_counts_with_what_its_request_had_and_with_room_to_grow(context: int, counted: int) -> None:
     line = Line()
     line.ask("a", 50)
     line.admit()
@@ -81,11 +94,107 @@ def test_one_that_turns_out_to_be_smaller_lets_another_in(line: Line) -> None:
     for name in "abc":
         line.ask(name, 50)
     assert line.admit() == "ab"
-    line.request("a", 34)
+    line.request("a", 33)
     assert line.admit() == ""
-    line.request("b", 32)
-    line.request("a", 1)
+    line.request("b", 1)
     assert line.admit() == "c"
+
+
+def test_a_short_request_between_two_turns_does_not_make_a_session_small(line: Line) -> None:
+    line.ask("a", 100)
+    line.admit()
+    line.request("a", 60)
+    for _ in range(NUM_CONTEXTS - 1):
+        line.request("a", 1)
+        assert line.line.num_tokens == 90
+    line.request("a", 1)
+    assert line.line.num_tokens == 1, "it has become small"
+
+
+def test_a_request_that_ends_behind_its_session_does_not_end_one_of_the_next(line: Line) -> None:
+    line.ask("a", 100)
+    line.admit()
+    old = line.begin("a")
+    line.close("a")
+    line.ask("a", 100)
+    line.admit()
+    line.begin("a")
+    line.line.end(old, 10, line.now_s)
+    line.now_s += IDLE_S + 1
+    line.ask("b", 1)
+    assert line.admit() == "", "a request of it runs"
+    assert line.line.num_tokens == 100
+
+
+def test_to_ask_for_a_session_that_is_in_does_not_use_it(line: Line) -> None:
+    line.ask("a", 100)
+    line.admit()
+    line.request("a", 100)
+    line.now_s += IDLE_S
+    line.poll("a", 100)
+    line.line.claim(Key("", "a"), IDLE_S, line.now_s)
+    line.ask("b", 100)
+    assert line.admit() == ""
+    line.now_s += 1
+    assert line.admit() == "b"
+
+
+def test_a_session_without_a_request_ends_as_soon_as_a_place_does(line: Line) -> None:
+    line.ask("a", 100)
+    line.now_s += 1000
+    line.admit()
+    line.ask("b", 100)
+    line.now_s += TICKET_S
+    assert line.admit() == ""
+    line.now_s += 1
+    assert line.admit() == "b"
+
+
+def test_who_leaves_as_he_is_let_in_may_ask_again_for_a_while(line: Line) -> None:
+    line.ask("a", 100)
+    line.now_s += 1000
+    line.line.admit(100, line.now_s)
+    line.let_go("a")
+    line.now_s += TICKET_S
+    line.poll("a", 100)
+    assert line.line.is_in(Key("", "a"))
+
+
+def test_a_session_that_may_be_unused_for_less_ends_then_without_a_request_too(line: Line) -> None:
+    line.ask("a", 100)
+    line.line.admit(100, 0.0)
+    line.let_go("a")
+    line.line.claim(Key("", "a"), 5.0, 0.0)
+    line.now_s += 6
+    line.ask("b", 100)
+    assert line.admit() == "b"
+
+
+def test_who_asks_now_and_then_but_does_not_wait_has_his_place_and_holds_nobody_up(line: Line) -> None:
+    line.ask("a", 20)
+    line.admit()
+    line.request("a", 20)
+    line.poll("L", 90)
+    for name in "bcdefgh":
+        line.ask(name, 1)
+    assert line.admit() == "bcde"
+    for _ in range(int(TICKET_S // 5)):
+        line.now_s += 5
+        line.poll("L", 90)
+        assert line.admit() == ""
+    line.now_s += 5
+    assert line.admit() == "fgh"
+    line.poll("L", 90)
+    line.ask("i", 1)
+    assert line.admit() == "i"
+    line.ask("L", 90)
+    line.ask("j", 1)
+    assert line.admit() == "", "a call waits now"
+    line.now_s += 2 * TICKET_S
+    line.let_go("L")
+    assert line.admit() == "", "and has waited for long enough that its place holds others up without it"
+    line.now_s += TICKET_S
+    assert (line.admit(), line.place("L")) == ("", 1)
 
 
 def test_of_a_request_that_failed_nobody_knows_the_context(line: Line) -> None:
@@ -202,15 +311,32 @@ def test_who_is_let_in_while_he_does_not_ask_holds_the_room_only_for_a_while(lin
 def test_a_session_whose_client_is_gone_ends_but_not_while_a_request_runs(line: Line) -> None:
     line.ask("a", 100)
     line.admit()
-    line.line.begin(Key("", "a"), 0.0)
+    member = line.begin("a")
     line.ask("b", 100)
     line.now_s += IDLE_S + 1
     assert line.admit() == ""
-    line.line.end(Key("", "a"), 100, line.now_s)
+    line.line.end(member, 100, line.now_s)
     line.now_s += IDLE_S
     assert line.admit() == ""
     line.now_s += 1
     assert line.admit() == "b"
+
+
+def test_what_nobody_uses_ends_without_anybody_who_waits(line: Line) -> None:
+    line.ask("a", 100)
+    line.admit()
+    line.now_s += TICKET_S + 1
+    line.line.expire(line.now_s)
+    assert (line.line.num_in, line.line.num_tokens, line.line.num_expired) == (0, 0, 1)
+
+
+def test_room_is_given_back_of_a_session_that_could_not_begin_only(line: Line) -> None:
+    line.ask("a", 40)
+    line.admit()
+    line.line.ask(Key("", "b"), 40, 0.0)
+    line.line.admit(100, 0.0)
+    assert [line.line.release(Key("", name)) for name in "abc"] == [False, True, False]
+    assert (line.line.num_in, line.line.num_tokens) == (1, 40)
 
 
 def test_a_place_that_is_closed_is_no_place_and_what_is_not_there_is_not_closed(line: Line) -> None:

@@ -96,8 +96,9 @@ def test_one_that_asked_for_no_room_is_opened_once(sessions: KeptSessions, expec
 def test_sessions_are_few_and_bounded(sessions: KeptSessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_sessions, "MAX_OF_OWNER", 2)
     sessions.open("ada", "t", Terms(4, 60.0), 0.0)
-    with pytest.raises(Overloaded, match="at most 2"):
-        sessions.open("ada", "u", Terms(4, 60.0), 0.0)
+    for act in (sessions.check, sessions.open):
+        with pytest.raises(Overloaded, match="at most 2"):
+            act("ada", "u", Terms(4, 60.0), 0.0)
     sessions.open("bob", "u", Terms(4, 60.0), 0.0)
     turn = sessions.turn("ada", Follow("t"), "a", 1.0)
     turn.ended([1, 2, 3, 4, 5])

@@ -1,30 +1,35 @@
 """The line of sessions before the KV pools: whose contexts fit together are let in, the others wait in order. Pure.
 
-A session counts with the context that its client expects. Once a request of it has ended, it counts with what that had,
-and with room to grow up to what is expected, but for no more than `GROWTH` times as much. Who waits is let in when
-there is room beside those that are in. Who comes later may pass where the first does not fit, but nobody is passed by
-more than `MAX_PASSES`: then all behind wait until he fits. A context that is larger than the pools counts as all of
-them, so it fits when nobody is in. Nobody who is in is sent away, whatever becomes of the pools.
+A session counts with the context that its client expects. Once a request of it has ended, it counts with the longest
+that its last `NUM_CONTEXTS` had, and with room to grow up to what is expected, but for no more than `GROWTH` times as
+much. Who waits is let in when there is room beside those that are in. Who comes later may pass where the first does not
+fit, but nobody is passed by more than `MAX_PASSES`: then all behind wait until he fits, unless he is away. A context
+that is larger than the pools counts as all of them, so it fits when nobody is in. Nobody who is in is sent away,
+whatever becomes of the pools.
 
 Keys have equal shares of the pools, all that have a session which is in or waits. A key that holds its share, or more,
 waits behind those that do not; so it has what room they leave. That is its place in line, and no pass. As its sessions
 end it comes to hold less, and has its turn again: nobody starves as long as sessions end.
 
 A place is kept under the name of its session: a client that stops waiting, and asks again within `TICKET_S`, has the
-place that it had. A session ends when it is closed, or when nobody has used it for as long as it may be unused.
+place that it had. Who has been without a call for longer than that, less the time that his calls have waited since, is
+away: he has his place, and holds nobody up. A session ends when it is closed, or when nobody has used it for as long as
+it may be unused, which before its first request is `TICKET_S` at most.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from diptych.common.errors import Overloaded
 from diptych.router.values.kept_sessions import MAX_OF_ALL, MAX_OF_OWNER
 from diptych.router.workers.worker_view import Pair
 
-GROWTH: Final = 1.5  # times its last context, which a session is believed to come to
+GROWTH: Final = 1.5  # times its longest context of late, which a session is believed to come to
+NUM_CONTEXTS: Final = 4  # requests that count: others ask for a title, or a summary, between two turns
 MAX_PASSES: Final = 4  # later sessions that are let in before one that waits
 MAX_WAITING: Final = 1024
 TICKET_S: Final = 60.0  # that a place is kept for a client which does not ask
@@ -38,82 +43,119 @@ class Key(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Member:
-    """A session that is in, or waits."""
+class Member:
+    """A session that is in, or waits. Another one of its name is another member."""
 
     expected_tokens: int
-    used_s: float  # when a call last waited for it, or a request of it ran, if none does now
+    used_s: float  # when a call last began or ended to wait for it, it was let in to one, or a request of it ran
     idle_s: float = TICKET_S
+    is_claimed: bool = False
+    has_begun: bool = False  # it has had a request
     num_open: int = 0  # calls that wait for it, and requests of it that run
-    context_tokens: int = 0  # of its last request; 0: it has had none
+    away_s: float = 0.0  # without a call while it waited, less what calls have waited since
+    contexts: deque[int] = field(default_factory=lambda: deque(maxlen=NUM_CONTEXTS))  # tokens, of its last requests
     num_passes: int = 0  # later ones that were let in before it
 
     @property
     def num_tokens(self) -> int:
         """What it counts with."""
-        if not self.context_tokens:
+        if not self.contexts:
             return self.expected_tokens
-        return min(max(self.expected_tokens, self.context_tokens), int(GROWTH * self.context_tokens))
+        longest = max(self.contexts)
+        return min(max(self.expected_tokens, longest), int(GROWTH * longest))
 
     def is_over(self, now_s: float) -> bool:
-        return not self.num_open and now_s - self.used_s > self.idle_s
+        most = self.idle_s if self.has_begun else min(self.idle_s, TICKET_S)
+        return not self.num_open and now_s - self.used_s > most
+
+    def is_away(self, now_s: float) -> bool:
+        """Whether the client of one that waits has shown up too little to hold up others."""
+        return not self.num_open and self.away_s + now_s - self.used_s > TICKET_S
 
 
 class SessionLine:
     """The sessions that are in, and those that wait. Times are on any one clock."""
 
     def __init__(self) -> None:
-        self._in: dict[Key, _Member] = {}
-        self._waiting: dict[Key, _Member] = {}  # in their order
+        self._in: dict[Key, Member] = {}
+        self._waiting: dict[Key, Member] = {}  # in their order
         self.num_expired = 0  # sessions and places that nobody used for too long
 
-    def ask(self, key: Key, expected_tokens: int, now_s: float) -> None:
+    def ask(self, key: Key, expected_tokens: int, now_s: float) -> Member:
         """Join the line, or keep the place there; a client waits until `let_go`. Raises `Overloaded`.
 
-        What is expected may change as long as the session waits.
+        What is expected may change as long as the session waits. To ask for one that is in does not use it.
         """
-        self._expire(now_s)
-        if self._find(key) is None:
+        self.expire(now_s)
+        member = self._in.get(key) or self._waiting.get(key)
+        if member is None:
             self._check_room(key.owner)
-            self._waiting[key] = _Member(expected_tokens, now_s)
+            member = self._waiting[key] = Member(expected_tokens, now_s)
         if key in self._waiting:
-            self._waiting[key].expected_tokens = expected_tokens
-        self._use(key, now_s, 1)
+            member.expected_tokens = expected_tokens
+            if not member.num_open:
+                member.away_s += now_s - member.used_s
+                member.used_s = now_s
+        member.num_open += 1
+        return member
 
-    def let_go(self, key: Key, now_s: float) -> None:
+    def let_go(self, key: Key, member: Member, now_s: float) -> None:
         """A client waits no longer: the place is kept for a while."""
-        self._use(key, now_s, -1)
+        member.num_open -= 1
+        if self._waiting.get(key) is member and not member.num_open:
+            member.away_s = max(0.0, member.away_s - (now_s - member.used_s))
+            member.used_s = now_s
 
     def claim(self, key: Key, idle_s: float, now_s: float) -> None:
-        """A session that is in begins: it ends when it is not used for so long."""
+        """A session that is in begins: it ends when it is not used for so long. To claim it again changes nothing."""
+        member = self._in.get(key)
+        if member is not None and not member.is_claimed:
+            member.is_claimed, member.idle_s, member.used_s = True, idle_s, now_s
+
+    def begin(self, key: Key, now_s: float) -> Member | None:
+        """A request of a session runs until `end`; None: that is not in, and the request has no part in this."""
         member = self._in.get(key)
         if member is not None:
-            member.idle_s, member.used_s = idle_s, now_s
+            member.has_begun, member.used_s = True, now_s
+            member.num_open += 1
+        return member
 
-    def begin(self, key: Key, now_s: float) -> None:
-        """A request of a session runs until `end`."""
-        self._use(key, now_s, 1)
-
-    def end(self, key: Key, context_tokens: int, now_s: float) -> None:
-        """It has ended with so much context; 0: nobody knows."""
-        self._use(key, now_s, -1)
-        if key in self._in and context_tokens:
-            self._in[key].context_tokens = context_tokens
+    def end(self, member: Member, context_tokens: int, now_s: float) -> None:
+        """A request of a session has ended with so much context; 0: nobody knows."""
+        member.num_open -= 1
+        member.used_s = now_s
+        if context_tokens:
+            member.contexts.append(context_tokens)
 
     def close(self, key: Key) -> bool:
         """Return whether the session was in, or waited."""
         return self._in.pop(key, None) is not None or self._waiting.pop(key, None) is not None
 
+    def release(self, key: Key) -> bool:
+        """Give back the room of a session that was let in, and did not begin. Return whether it had any."""
+        member = self._in.get(key)
+        return member is not None and not member.is_claimed and self.close(key)
+
     def admit(self, capacity_tokens: int, now_s: float) -> list[Key]:
         """Let in whom the pools have room for. Return these, in order."""
-        self._expire(now_s)
+        self.expire(now_s)
         held = self._held()
         admitted: list[Key] = []
-        while (key := self._next(capacity_tokens, held)) is not None:
+        while (key := self._next(capacity_tokens, held, now_s)) is not None:
             member = self._in[key] = self._waiting.pop(key)
+            if member.num_open:
+                member.used_s = now_s
             held[key.owner] += member.num_tokens
             admitted.append(key)
         return admitted
+
+    def expire(self, now_s: float) -> None:
+        """End what nobody has used for too long."""
+        for members in (self._in, self._waiting):
+            over = [key for key, member in members.items() if member.is_over(now_s)]
+            for key in over:
+                del members[key]
+            self.num_expired += len(over)
 
     def is_in(self, key: Key) -> bool:
         return key in self._in
@@ -142,37 +184,28 @@ class SessionLine:
             held[key.owner] = held.get(key.owner, 0) + member.num_tokens
         return held
 
-    def _next(self, capacity_tokens: int, held: Mapping[str, int]) -> Key | None:
+    def _next(self, capacity_tokens: int, held: Mapping[str, int], now_s: float) -> Key | None:
         """Return whom to let in now, and count whom he passes; None: nobody."""
         room = capacity_tokens - sum(held.values())
         if room <= 0:
             return None
-        passed: list[_Member] = []
+        passed: list[Member] = []
         for key, member in self._in_turn(capacity_tokens, held):
             if min(member.num_tokens, capacity_tokens) <= room:
                 for each in passed:
                     each.num_passes += 1
                 return key
-            if member.num_passes >= MAX_PASSES:
+            if member.num_passes >= MAX_PASSES and not member.is_away(now_s):
                 return None
             passed.append(member)
         return None
 
-    def _in_turn(self, capacity_tokens: int, held: Mapping[str, int]) -> Iterator[tuple[Key, _Member]]:
+    def _in_turn(self, capacity_tokens: int, held: Mapping[str, int]) -> Iterator[tuple[Key, Member]]:
         """Go through those that wait: in order, but whose key holds its share last."""
         for is_last in (False, True):
             for key, member in self._waiting.items():
                 if (held[key.owner] * len(held) >= capacity_tokens) is is_last:
                     yield key, member
-
-    def _find(self, key: Key) -> _Member | None:
-        return self._in.get(key) or self._waiting.get(key)
-
-    def _use(self, key: Key, now_s: float, more: int) -> None:
-        member = self._find(key)
-        if member is not None:
-            member.used_s = now_s
-            member.num_open = max(0, member.num_open + more)
 
     def _check_room(self, owner: str) -> None:
         own = sum(key.owner == owner for members in (self._in, self._waiting) for key in members)
@@ -180,13 +213,6 @@ class SessionLine:
         if own >= most or len(self._waiting) >= MAX_WAITING or len(self._in) >= MAX_OF_ALL:
             words = f"{own} sessions of yours are open or wait, of at most {most}; {len(self._waiting)} wait in all"
             raise Overloaded(f"{words}, of at most {MAX_WAITING}: close one, or come back")
-
-    def _expire(self, now_s: float) -> None:
-        for members in (self._in, self._waiting):
-            over = [key for key, member in members.items() if member.is_over(now_s)]
-            for key in over:
-                del members[key]
-            self.num_expired += len(over)
 
 
 def share_of(pairs: Iterable[Pair], pool_tokens: Mapping[int, int], num_routers: int) -> int:

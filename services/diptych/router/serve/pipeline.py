@@ -80,7 +80,9 @@ class Pipeline:
         self.aborts = aborts or Aborts()
         self.sessions = KeptSessions()
         fleet = dispatcher.fleet
-        self.door = SessionDoor(lambda: share_of(fleet.pairs(), fleet.pool_tokens(), len(fleet.routers())))
+        self.door = SessionDoor(
+            lambda: share_of(fleet.pairs(), fleet.pool_tokens(), len(fleet.routers())), lambda: self.problem
+        )
         self._eos_ids = frozenset(model.tokenizer.eos_ids)
         self._parsed_tokenizer = model.tokenizer.showing(model.formats.tokens)
         self._showing_tokenizer = model.tokenizer.showing(model.tokenizer.special_tokens)

@@ -127,26 +127,26 @@ class KeptSessions:
         self._sessions: dict[tuple[str, str], _Session] = {}  # by owner and id, who was used last at the end
 
     def check(self, owner: str, session_id: str, terms: Terms, now_s: float) -> None:
-        """Raise `InvalidRequest` if a session is open already, unless these are its terms, and ask for room.
+        """Raise what `open` would, now.
 
-        So who asked for room may ask again, as the answer may have been lost. Any other is opened once, as in SGLang.
+        `InvalidRequest` if a session is open already, unless these are its terms, and ask for room: so who asked for
+        room may ask again, as the answer may have been lost. Any other is opened once, as in SGLang. `Overloaded` if
+        there are too many.
         """
         self._expire(now_s)
         session = self._sessions.get((owner, session_id))
-        if session is not None and (terms != session.terms or not terms.expected_tokens):
+        if session is None:
+            self._check_room(owner)
+        elif terms != session.terms or not terms.expected_tokens:
             words = f"the session {session_id!r} is open already, on other terms or without wait_s: close it first"
             raise InvalidRequest(words, param="session_id")
 
     def open(self, owner: str, session_id: str, terms: Terms, now_s: float) -> None:
-        """Open a session, or use the one that is. Raises as `check` does, and `Overloaded` if there are too many."""
+        """Open a session, or use the one that is. Raises as `check` does."""
         self.check(owner, session_id, terms, now_s)
         if (owner, session_id) in self._sessions:
             self._use(owner, session_id, now_s)
             return
-        own = sum(each == owner for each, _ in self._sessions)
-        most = MAX_OF_OWNER if owner else MAX_OF_ALL
-        if own >= most or len(self._sessions) >= MAX_OF_ALL:
-            raise Overloaded(f"{own} sessions of yours are open, of at most {most}: close one, or come back")
         bounds = min(terms.max_tokens, MAX_TOKENS), min(terms.idle_s, MAX_IDLE_S)
         self._sessions[owner, session_id] = _Session(terms, *bounds, now_s)
 
@@ -179,6 +179,12 @@ class KeptSessions:
             if session is not latest:
                 del self._sessions[key]
                 num_tokens -= session.num_tokens
+
+    def _check_room(self, owner: str) -> None:
+        own = sum(each == owner for each, _ in self._sessions)
+        most = MAX_OF_OWNER if owner else MAX_OF_ALL
+        if own >= most or len(self._sessions) >= MAX_OF_ALL:
+            raise Overloaded(f"{own} sessions of yours are open, of at most {most}: close one, or come back")
 
     def _use(self, owner: str, session_id: str, now_s: float) -> None:
         session = self._sessions[owner, session_id] = self._sessions.pop((owner, session_id))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from diptych.router.admission.session_line import Key, SessionLine
+from diptych.router.admission.session_line import Key, Member, SessionLine
 from diptych.simulator.clock import Clock
 from diptych.simulator.served import Served
 from diptych.simulator.setup import Expectation
@@ -44,6 +44,7 @@ class SessionClients:
         self._line = SessionLine()
         self._clients: dict[Key, _Client] = {}
         self._waiting: dict[Key, Served] = {}
+        self._running: dict[int, Member] = {}  # by the number of a call
 
     def offer(self, served: Sequence[Served]) -> None:
         """Have a client for each session of these calls, if clients open any."""
@@ -70,7 +71,9 @@ class SessionClients:
         return served.call.prompt_len + served.call.output_len if is_exact else self._context_len
 
     def _begin(self, served: Served) -> None:
-        self._line.begin(_key(served), self._clock.now_s)
+        member = self._line.begin(_key(served), self._clock.now_s)
+        if member is not None:
+            self._running[served.number] = member
         self._send(served)
 
     def _send_late(self, served: Served) -> None:
@@ -82,7 +85,9 @@ class SessionClients:
 
     def _ended(self, served: Served, follower: Callable[[], None] | None) -> None:
         key, call, now_s = _key(served), served.call, self._clock.now_s
-        self._line.end(key, call.prompt_len + call.output_len, now_s)
+        member = self._running.pop(served.number, None)
+        if member is not None:
+            self._line.end(member, call.prompt_len + call.output_len, now_s)
         self._clients[key].num_left -= 1
         if not self._clients[key].num_left:
             self._line.close(key)

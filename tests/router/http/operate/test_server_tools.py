@@ -259,14 +259,32 @@ def test_who_asks_again_because_the_answer_was_lost_has_the_same_session(crowded
     assert door.line.num_tokens == tokens, "whatever the line has forgotten counts again"
 
 
-def test_two_calls_that_wait_for_the_same_session_both_have_it(crowded: Cluster) -> None:
+def test_of_two_calls_that_wait_for_the_same_session_the_latest_has_it(crowded: Cluster) -> None:
     door = crowded.router.served[0].pipeline.door
     assert opened(crowded, "a", door.capacity_tokens, wait_s=100) == (200, "a")
     with ThreadPoolExecutor(2) as pool:
-        answers = [pool.submit(opened, crowded, "b", 9, wait_s=100) for _ in range(2)]
-        crowded.wait_until(lambda: door.num_calls == 2)
+        first = pool.submit(opened, crowded, "b", 9, wait_s=100)
+        crowded.wait_until(lambda: door.num_calls == 1)
+        second = pool.submit(opened, crowded, "b", 9, wait_s=100)
+        assert first.result(100)[0] == 409
         ask(crowded, "POST", "/close_session", body={"session_id": "a"})
-        assert [answer.result(100) for answer in answers] == [(200, "b")] * 2
+        assert second.result(100) == (200, "b")
+
+
+def test_a_session_that_could_not_be_opened_behind_its_wait_has_no_room(
+    crowded: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = crowded.router.served[0].pipeline
+    assert opened(crowded, "a", pipeline.door.capacity_tokens, wait_s=100) == (200, "a")
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(opened, crowded, "b", 9, wait_s=100)
+        crowded.wait_until(lambda: pipeline.door.num_calls == 1)
+        assert opened(crowded, "c", 9) == (200, "c")
+        monkeypatch.setattr("diptych.router.values.kept_sessions.MAX_OF_ALL", 1)
+        assert opened(crowded, "d", 9, wait_s=100)[0] == 429, "before it waits"
+        ask(crowded, "POST", "/close_session", body={"session_id": "a"})
+        assert answer.result(100)[0] == 429
+    assert pipeline.door.line.num_in == pipeline.door.line.num_waiting == 0
 
 
 def test_a_session_that_is_open_and_asked_for_no_room_is_refused_before_it_waits(crowded: Cluster) -> None:

@@ -247,6 +247,14 @@ def add_sessions(app: FastAPI, models: Models, bodies: BodyReader, num_processes
         if not await until_disconnect(request.receive, door.wait(key, expected_tokens, wait_s)):
             raise Unavailable("the client has left the line")
 
+    def begin(key: Key, terms: Terms) -> None:
+        try:
+            sessions.open(*key, terms, time.monotonic())
+        except DiptychError:
+            door.release(key)
+            raise
+        door.claim(key, terms.idle_s)
+
     async def opened(request: Request) -> Response:
         try:
             body = await _read(bodies, OpenSessionBody, request)
@@ -259,8 +267,7 @@ def add_sessions(app: FastAPI, models: Models, bodies: BodyReader, num_processes
             sessions.check(*key, terms, time.monotonic())
             if body.wait_s:
                 await wait(request, key, terms.expected_tokens, body.wait_s)
-            sessions.open(*key, terms, time.monotonic())
-            door.claim(key, terms.idle_s)
+            begin(key, terms)
             return json_response(key.session_id, request)
         except DiptychError as error:
             return refusal(error, request)
