@@ -136,6 +136,7 @@ def test_some_call_must_be_made(client: openai.OpenAI, cluster: Cluster, stream:
     assert schema["maxItems"] == 16
 
 
+@pytest.mark.integration
 def test_a_call_of_an_allowed_tool_must_be_made(client: openai.OpenAI, cluster: Cluster) -> None:
     cluster.script = '[{"name": "now", "arguments": {}}]'
     allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "now"}}]}
@@ -176,13 +177,14 @@ def test_scores_of_tokens_stand_in_some_delta_each(client: openai.OpenAI, cluste
             "tool_choice",
             "give one of the two",
         ),
-        (
+        pytest.param(
             {
                 "tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
                 "tool_choice": "required",
             },
             "tools",
             "can't be forced",
+            marks=pytest.mark.integration,
         ),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "is required"),
         (
