@@ -86,7 +86,8 @@ def test_two_networks_are_one_group_until_the_cable_between_them_is_cut(
     blamed = f"the scheduler does not answer: node 1 at {OTHER} is not heard; its requests are done elsewhere"
     assert when(here.log("leader"), blamed) < when(here.log("bootstrap"), "is gone")
     assert f"a part of the group is gone: node 1 at {OTHER} has not been heard for" in here.log("leader").read_text()
-    assert "the leader has not been heard for" in there.log("other").read_text()
+    found = there.log("other").read_text()  # the system may notice that there is no way before the silence is long
+    assert "the leader has not been heard for" in found or "the connection to the leader has ended" in found
 
 
 def when(log: Path, words: str) -> float:
