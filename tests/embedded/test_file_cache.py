@@ -46,7 +46,7 @@ def test_stages_find_their_layers_of_pages_in_files(tiny_latent_experts_folder: 
 
 def assert_parts_are_found(folder: Path, tmp_path: Path, options: EngineOptions) -> None:
     """Steps are short, so that prompts take long: on a busy machine, too, loads are faster."""
-    in_files = replace(options, file_cache_dir=str(tmp_path), file_cache_mib=64, max_step_tokens=16)
+    in_files = replace(options, file_cache_dir=str(tmp_path), file_cache_mib=64, max_step_tokens=8)
     with Engine(str(folder), in_files) as engine:
         expected = answers(engine)
         assert answers(engine) == expected
