@@ -44,8 +44,7 @@ test: .venv/dev.stamp .nixl/stamp .helm/stamp
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS); tests=$$?; \
 	wait $$lint || { cat .venv/lint.log; exit 1; }; exit $$tests
 
-# Tests of one process, which start nothing: tests/support/one_process.py says which those are. Two at a time: none waits.
-unit: PARALLEL = -n 2
+# Tests of one process, which start nothing: tests/support/one_process.py says which those are.
 unit: .venv/dev.stamp
 	@$(BIN)/python -m pytest $(PARALLEL) -m "not integration" $(ARGS)
 
