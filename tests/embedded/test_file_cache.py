@@ -55,9 +55,12 @@ def assert_parts_are_found(folder: Path, tmp_path: Path, options: EngineOptions)
 
 
 def expect_found(engine: Engine, expected: list[tuple[int, ...]]) -> None:
-    """The pool has room for few of the prompts: others are found below it, once it is known that this pays."""
+    """The pool has room for few of the prompts: others are found below it, once it is known that this pays.
+
+    One after the other: loads that wait for each other may take longer than to compute.
+    """
     for _ in range(MOST_ROUNDS):
-        again = engine.generate_batch(PROMPTS, GREEDY)
+        again = [engine.generate(prompt, GREEDY) for prompt in PROMPTS]
         assert [each.token_ids for each in again] == expected
         if sum(each.cached_tokens for each in again) > 0.5 * sum(map(len, PROMPTS)):
             return
