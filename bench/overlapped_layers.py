@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +29,7 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+from rank_processes import output_of_ranks
 from report import Report, arguments
 from torch import Tensor
 
@@ -224,15 +224,8 @@ def be_rank(rank: int, folder: str, on_gpus: bool, delay_ms: float) -> None:
 def measure(report: Report, name: str, *, on_gpus: bool, delay_ms: float) -> None:
     """Measure all cases; `name`: of the benchmark that asks."""
     with tempfile.TemporaryDirectory(prefix="diptych-") as folder:
-        asked = ["--folder", folder, "--delay-ms", str(delay_ms), *(["--gpus"] if on_gpus else []), "--rank"]
-        own = [sys.executable, __file__, *asked]
-        ranks = [subprocess.Popen([*own, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(NUM_RANKS)]
-        try:
-            output, _ = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
+        asked = ["--folder", folder, "--delay-ms", str(delay_ms), *(["--gpus"] if on_gpus else [])]
+        output = output_of_ranks([__file__, *asked], NUM_RANKS, TIMEOUT_S)
     for num_rows, width, delay, times in map(json.loads, output.splitlines()):
         whole, halves, limit, limit_in_halves, whole_waits, halves_wait = times
         link = f", artificial link {delay:g} ms" if delay else ""

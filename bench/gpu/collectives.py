@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from rank_processes import output_of_ranks
 from report import Report, arguments
 from torch import Tensor
 
@@ -289,19 +288,7 @@ def measured(rank: Rank, sizes: Sequence[int], prompts: Sequence[int]) -> None:
 def measure(*options: str) -> list[tuple[str, dict[str, float]]]:
     """Run both ranks; return the cases. None of them outlives this call."""
     with tempfile.TemporaryDirectory() as folder:
-        own = [sys.executable, __file__, *options, "--store", f"{folder}/store"]
-        ranks = [
-            subprocess.Popen([*own, "--rank", str(rank)], stdout=subprocess.PIPE, text=True)
-            for rank in range(NUM_RANKS)
-        ]
-        try:
-            output, _ = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-    if failed := [rank.returncode for rank in ranks if rank.returncode]:
-        raise SystemExit(f"a rank ended with {failed[0]}")
+        output = output_of_ranks([__file__, *options, "--store", f"{folder}/store"], NUM_RANKS, TIMEOUT_S)
     return [tuple(json.loads(line)) for line in output.splitlines() if line.startswith("[")]
 
 

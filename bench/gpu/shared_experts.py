@@ -27,7 +27,6 @@ import json
 import operator
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,6 +38,7 @@ from typing import Any, Final
 import overlapped_layers
 import torch
 from llama_8b import model_folder
+from rank_processes import output_of_ranks
 from report import Report, arguments
 from torch import Tensor
 from torch._C._autograd import DeviceType
@@ -202,14 +202,7 @@ def be_rank(rank: int, folder: str) -> None:
 
 def measure_exchange(report: Report) -> None:
     with tempfile.TemporaryDirectory(prefix="diptych-") as folder:
-        own = [sys.executable, __file__, "--folder", folder, "--rank"]
-        ranks = [subprocess.Popen([*own, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(NUM_RANKS)]
-        try:
-            output, _ = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
+        output = output_of_ranks([__file__, "--folder", folder], NUM_RANKS, TIMEOUT_S)
     for num_rows, (launched, replayed, by_nccl, limit), words in map(json.loads, output.splitlines()):
         case = f"there and back/{num_rows} rows"
         form = "padded" if num_rows <= PADDED_ROWS else "counted"
