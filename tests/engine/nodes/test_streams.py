@@ -220,6 +220,20 @@ def test_a_leader_that_fails_says_so_to_its_nodes() -> None:
     run(test)
 
 
+def test_what_a_leader_says_while_a_beat_is_on_its_way_is_not_lost() -> None:
+    async def test() -> None:
+        group = GroupLeader(Roster(hello(0), 2, 0.0), 9, "10.0.0.1", lambda: None, lambda _: None)
+        told = group._until(asyncio.get_running_loop().create_future())
+        assert (await anext(told)).beat
+        group.open(DOORS)
+        assert (await anext(told)).start.doors == DOORS
+        group.stop()
+        assert (await anext(told)).stop
+        assert [said async for said in told] == []
+
+    run(test)
+
+
 class Cable:
     """What lies between a node and its leader: connections, until it is cut and nobody is told."""
 

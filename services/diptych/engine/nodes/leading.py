@@ -110,17 +110,27 @@ class GroupLeader(rank_pb2_grpc.NodeGroupServicer):
             self._lose(f"the connection to {name} has ended")
 
     async def _until(self, end: asyncio.Future[None]) -> AsyncIterator[LeaderSays]:
-        """Yield what is said to all, and beats, until a node's stream ends, or the group."""
+        """Yield that a node is let in, what is said to all, and beats, until its stream ends, or the group.
+
+        More may be said while a yield waits: what was yielded alone is counted as told.
+        """
+        yield LeaderSays(beat=True)
         num_told = 0
         while not end.done():
-            yield self._said[num_told] if num_told < len(self._said) else LeaderSays(beat=True)
-            num_told = min(num_told + 1, len(self._said))
-            if num_told == len(self._said):
-                if self._is_stopping:
-                    return  # nothing follows
-                news = asyncio.ensure_future(self._news.wait())
-                await asyncio.wait((news, end), timeout=BEAT_S, return_when=asyncio.FIRST_COMPLETED)
-                news.cancel()
+            if num_told < len(self._said):
+                yield self._said[num_told]
+                num_told += 1
+            elif self._is_stopping:
+                return  # nothing follows
+            elif not await self._has_news(end):
+                yield LeaderSays(beat=True)
+
+    async def _has_news(self, end: asyncio.Future[None]) -> bool:
+        """Wait for a beat's time, or until more is said or `end`, and return whether one of both came."""
+        news = asyncio.ensure_future(self._news.wait())
+        done, _ = await asyncio.wait((news, end), timeout=BEAT_S, return_when=asyncio.FIRST_COMPLETED)
+        news.cancel()
+        return bool(done)
 
     async def _read(self, node: int, said: AsyncIterator[NodeSays]) -> None:
         async for message in said:
