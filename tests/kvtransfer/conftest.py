@@ -357,7 +357,7 @@ class Child:
         self.process.stdin.write(json.dumps({"do": do, **fields}) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
-        assert line, f"the child ended with code {self.process.wait(5)}"
+        assert line, f"the child ended with code {self.process.wait(HUNG_S)}"
         reply = json.loads(line)
         if "error" in reply:
             raise ChildError(f"{reply['error']}: {reply['message']}")
