@@ -217,7 +217,8 @@ class UnifiedCore:
                 self._cache.sessions.called(room, tool, now_s)
             case GiveCache(within_s):
                 self._giving.begin(within_s, now_s)
-        self._settle_moves(now_s)
+        if self._moves.has_any:
+            self._settle_moves(now_s)
 
     def _on_peer(self, event: PeerUp | PeerDown | WriterGone, now_s: float) -> None:
         self._prefill.handle(event, now_s)
