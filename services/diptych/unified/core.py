@@ -31,7 +31,8 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.admission import refuse_pooled, refuse_text
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
-from diptych.engine.schedule.pace.step_pace import AT_LAST, NextPrompt, StepPace
+from diptych.engine.schedule.pace.prompts import NextPrompt
+from diptych.engine.schedule.pace.step_pace import AT_LAST, StepPace
 from diptych.engine.schedule.running import Drafter
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch, StepResult
 from diptych.engine.values.core_report import CoreReport, Load
