@@ -80,6 +80,22 @@ def test_nobody_who_serves_is_no_cold_cache() -> None:
     assert plan(asleep, Memory())[0].both >= 1
 
 
+def test_a_fleet_that_went_to_sleep_just_now_is_no_cold_cache() -> None:
+    asleep = replace(seen(1000.0, mixed(0.5, 0.0), mixed(0.5, 0.0), num=0), limits=Limits(budget_gpus=4))
+    made, _ = plan(asleep, Memory(began_s=0.0, shrunk_s=970.0))
+    assert Why.GROWS in made.why
+    assert made.both >= 1
+
+
+def test_who_has_seen_nothing_for_a_while_has_watched_only_since_then() -> None:
+    """Nobody answered for ten minutes: a load that just pauses must not be taken for all that there was."""
+    planner, busy, calm = Planner(), (Kind(6.0, 8000.0, 0.0, 100.0),), (Kind(0.5, 2000.0, 0.0, 100.0),)
+    for number in range(30):
+        planner(seen(5000.0 + 15 * number, busy, busy, num=4))
+    back = [planner(seen(6100.0 + 15 * number, calm, calm, num=4)).both for number in range(4)]
+    assert back == [4] * 4
+
+
 def test_long_windows_that_began_with_cold_caches_say_nothing() -> None:
     now, before = mixed(0.5, 0.01), mixed(0.3, 0.2)
     assert expect(seen(150.0, now, before), Memory()).kinds == now

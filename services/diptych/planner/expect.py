@@ -144,9 +144,13 @@ def _nobody_is_there(observed: Observed) -> bool:
 
 
 def remembered(memory: Memory, observed: Observed, kinds: Sequence[Kind], keep_s: float) -> Memory:
-    """Return the memory with the present load, without what is older than `keep_s`; not that of a cold start."""
-    began_s = observed.now_s if memory.began_s is None else memory.began_s
+    """Return the memory with the present load, without what is older than `keep_s`; not that of a cold start.
+
+    Whoever has seen nothing for so long begins to watch anew.
+    """
+    has_gap = memory.known_s is not None and observed.now_s - memory.known_s > keep_s
+    began_s = observed.now_s if memory.began_s is None or has_gap else memory.began_s
     needs = tuple(each for each in memory.needs if each.at_s > observed.now_s - keep_s)
     if observed.now_s - first_came_s(observed) > WARM_S:
         needs = (*needs, Need(observed.now_s, tuple(kinds), demand(kinds, observed.capacity).work))
-    return replace(memory, began_s=began_s, needs=needs)
+    return replace(memory, began_s=began_s, known_s=observed.now_s, needs=needs)
