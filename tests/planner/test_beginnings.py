@@ -105,6 +105,23 @@ def test_long_windows_that_began_with_cold_caches_say_nothing() -> None:
     assert expect(seen(1000.0, few, usual), Memory()).kinds == usual
 
 
+def test_a_minute_with_more_of_the_long_prompts_than_usual_is_no_other_load() -> None:
+    """What few requests cost most of swings more than their number: 60 long ones of 400 are 40 or 80 by chance."""
+    small, large = Kind(1.0, 500.0, 0.0, 150.0), Kind(1.0, 16_384.0, 0.0, 250.0)
+
+    def bimodal(smalls: float, larges: float) -> tuple[Kind, ...]:
+        return small._replace(requests_per_s=smalls), large._replace(requests_per_s=larges)
+
+    usual = bimodal(5.1, 0.9)
+    assert expect(seen(5000.0, bimodal(5.1, 1.15), usual), Memory()).kinds == usual
+    assert expect(seen(5000.0, bimodal(5.1, 0.65), usual), Memory()).kinds == usual
+    twice = bimodal(5.1, 1.8)
+    assert expect(seen(5000.0, twice, usual), Memory()).kinds == twice
+    even = Kind(6.0, 2900.0, 0.0, 165.0)
+    more = even._replace(prompt_len=2900.0 * 1.25)
+    assert expect(seen(5000.0, (more,), (even,)), Memory()).kinds == (more,)
+
+
 def test_a_rate_that_rises_is_expected_to_go_on_by_its_rate_alone() -> None:
     longer = (HIT._replace(prompt_len=90_000.0),)
     assert expect(seen(1000.0, longer, (HIT,)), Memory()).rise == 1.0

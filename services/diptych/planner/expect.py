@@ -91,13 +91,9 @@ def _differs(short: Offered, long: Offered, capacity: Capacity) -> bool:
     number, usual = short.requests_per_s * short.window_s, long.requests_per_s * short.window_s
     if max(number, usual) < _LEAST_REQUESTS:
         return False
-    here, there = _work(short, capacity), _work(long, capacity)
-    noise = _SIGMAS * math.sqrt(2.0 / max(number, usual))  # lengths vary about as much as numbers
-    return abs(here - there) > noise * max(here, there)
-
-
-def _work(offered: Offered, capacity: Capacity) -> float:
-    return demand(offered.kinds or (), capacity).work
+    here, there = (demand(each.kinds or (), capacity) for each in (short, long))
+    noise = _SIGMAS * math.sqrt(max(here.unevenness, there.unevenness) / max(number, usual))
+    return abs(here.work - there.work) > noise * max(here.work, there.work)
 
 
 def _rise(steady: Offered, present: Offered, observed: Observed) -> float:
