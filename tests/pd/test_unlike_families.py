@@ -80,6 +80,8 @@ STAGED: Final = {
     "llama": (Shape(4, pp=2), Shape(8)),
     "mixtral": (Shape(4, tp=2, pp=2), Shape(8)),
     "deepseek v3, yarn with mscale": (Shape(8, pp=2), Shape(4, tp=2)),
+    "deepseek v3.2": (Shape(8, pp=3), Shape(4, tp=2, pp=2)),
+    "glm moe dsa, layers that share a choice": (Shape(4, pp=2), Shape(16, tp=2)),
     "qwen3 moe": (Shape(4, tp=2, pp=2), Shape(4, tp=2, pp=4)),
     "qwen3.5 moe, seven layers": (Shape(4, pp=3), Shape(8, tp=2)),
     "kimi linear, seven layers": (Shape(8, pp=2, tp=2), Shape(4)),
