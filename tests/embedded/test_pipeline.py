@@ -51,7 +51,8 @@ def test_two_stages_give_the_tokens_of_one_process_with_steps_that_overlap_or_no
 ) -> None:
     expected = tokens(reference(tiny_folder))
     assert tokens(staged) == expected
-    assert tokens_of(tiny_folder, replace(ONE, pp=2, overlap="on", speculate="suffix")) == expected
+    others = replace(ONE, pp=2, overlap="on", speculate="suffix", deterministic=True)
+    assert tokens_of(tiny_folder, others) == expected
 
 
 def test_the_first_stage_alone_puts_rows_in_place_of_embeddings(tiny_folder: Path, staged: Engine) -> None:

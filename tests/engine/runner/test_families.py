@@ -243,6 +243,25 @@ def test_a_request_has_the_same_bits_in_any_batch_and_however_its_prompt_is_cut(
         assert torch.equal(alone[0], together[i])
 
 
+@pytest.mark.parametrize("family_model", ["llama", "deepseek v3.2"], indirect=True)
+def test_on_stages_a_deterministic_request_has_the_same_bits_too(new_driver: NewDriver, family_model: Any) -> None:
+    """As output and as prompt, alone and beside others."""
+    source, (one, *others) = open_model(str(family_model.folder)), family_model.prompts
+
+    def compute(communicator: Any) -> Tensor:
+        driver = new_driver(source, communicator=communicator, deterministic=True)
+        alone = [driver.extend({0: one[at : at + 9]}) for at in range(0, len(one), 9)][-1]
+        beside = driver.extend({1: one, **dict(enumerate(others, 2))})[:1]
+        tokens = (3, 1, 4)
+        said = [driver.decode({0: token}) for token in tokens]
+        asked = driver.extend({1: list(tokens), 9: others[0]})[:1]
+        return torch.cat([alone, said[-1], beside, asked])
+
+    found = on_stages(min(3, source.config.num_layers), compute)
+    assert torch.equal(found[:2], found[2:])
+    assert torch.equal(found, compute(None))
+
+
 @of_each_kind
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_a_row_of_drafts_has_the_bits_of_single_tokens_beside_any_others(

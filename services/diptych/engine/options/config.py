@@ -270,8 +270,6 @@ class EngineOptions:
         if parse_speculate(self.speculate).has_layers:
             words = "whose layers read those of the whole model: give suffix or ngram"
             raise ConfigError(f"--pp does not take --speculate {self.speculate}, {words}")
-        if self.deterministic:
-            raise ConfigError("--deterministic is not for --pp yet: leave out one of them")
 
     def _check_timing(self) -> None:
         if self.sim_timing == USUAL_TIMING:  # as of every worker that computes, which needs no model of steps for it
