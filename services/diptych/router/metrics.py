@@ -55,6 +55,8 @@ STAGE_BUCKETS: Final = (
     30.0,
     60.0,
     300.0,
+    600.0,
+    3600.0,
 )
 LEG_STAGES: Final[Mapping[LegKind, tuple[str, Sequence[str]]]] = {  # as `LegStats` names them
     LegKind.PREFILL: ("prefill", ("queue", "compute", "transfer")),
