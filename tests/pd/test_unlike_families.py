@@ -89,7 +89,7 @@ STAGED: Final = {
     "olmo3, eight layers": (Shape(8, tp=2), Shape(4, pp=2)),
 }
 HANDED: Final = CASES | STAGED | UNEVEN
-LIKE_OTHERS: Final = ("glm4 moe lite", "minimax m2")  # in what is handed over
+LIKE_OTHERS: Final = ("glm4 moe lite", "minimax m2", "qwen3.5 moe")  # in what is handed over
 OF_ADAPTERS: Final = ("gpt oss", "llama 4", "deepseek v3", "qwen3 next", "kimi linear", "nemotron h")
 IS_DEEP: Final = bool(os.environ.get("DIPTYCH_DEEP_CHECKS"))
 
