@@ -237,6 +237,13 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_tied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 whose output projection is its embedding, with the same words."""
+    settings = {"head_dim": 16, "num_hidden_layers": 3, "tie_word_embeddings": True, "max_position_embeddings": 512}
+    return _tiny_folder(tmp_path_factory.mktemp("models") / "tied", "Qwen3", settings)
+
+
+@pytest.fixture(scope="session")
 def tiny_latent_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random DeepSeek V3 without experts, with the same words."""
     settings = LATENT | {"num_hidden_layers": 2, "max_position_embeddings": 512, "first_k_dense_replace": 2}

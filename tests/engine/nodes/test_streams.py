@@ -236,6 +236,22 @@ def test_what_a_leader_says_while_a_beat_is_on_its_way_is_not_lost() -> None:
     run(test)
 
 
+def test_a_leader_whose_stream_is_cancelled_leaves_nobody_waiting_for_news() -> None:
+    async def test() -> None:
+        group = GroupLeader(Roster(hello(0), 2, 0.0), 9, "10.0.0.1", lambda: None, lambda _: None)
+        told = group._until(asyncio.get_running_loop().create_future())
+        await anext(told)
+        before = asyncio.all_tasks()
+        waiting = asyncio.ensure_future(anext(told))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == before
+
+    run(test)
+
+
 class Cable:
     """What lies between a node and its leader: connections, until it is cut and nobody is told."""
 
