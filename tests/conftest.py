@@ -159,14 +159,18 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def pytest_collection() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """What is imported and collected stays: to look through it for garbage meanwhile, again and again, finds none."""
     gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
     """Thousands of items and what was imported for them: garbage collections need not look at them again and again."""
-    gc.enable()
     gc.collect()
     gc.freeze()
 

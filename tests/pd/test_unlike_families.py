@@ -91,7 +91,7 @@ STAGED: Final = {
     "olmo3, eight layers": (Shape(8, tp=2), Shape(4, pp=2)),
 }
 HANDED: Final = CASES | STAGED | UNEVEN
-LIKE_OTHERS: Final = ("glm4 moe lite", "minimax m2")  # in what is handed over
+LIKE_OTHERS: Final = ("glm4 moe lite", "minimax m2", "qwen3.5 moe")  # in what is handed over
 STAGED_WITH_ADAPTERS: Final = {
     "kimi linear, seven layers": (Shape(8, pp=2, tp=2), Shape(4, pp=3)),
     "nemotron h, ten layers": (Shape(4, pp=3), Shape(8, tp=2)),

@@ -302,7 +302,7 @@ def test_schedulers_that_share_experts_have_all_but_those_each(
 def test_schedulers_that_share_networks_have_all_but_those_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of AWQ's integers a GPU may have no part of a group."""
+    """A GPU may have no part of a group of AWQ's integers."""
     config = transformers.Qwen3Config(architectures=["Qwen3ForCausalLM"], intermediate_size=22016)
     config.save_pretrained(tmp_path)
     alone, shared = described(tmp_path, capsys, tp=2), described(tmp_path, capsys, tp=2, dp_attention=4)

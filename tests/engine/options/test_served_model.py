@@ -163,7 +163,7 @@ def test_networks_are_shared_where_there_are_no_experts_to_move_or_copy(source: 
     assert as_served(source, shared).config == source.config
     for name in ("redundant_experts", "rebalance_experts"):
         with pytest.raises(ConfigError, match=f"tiny has no experts: leave out --{name.replace('_', '-')}"):
-            as_served(source, replace(shared, **{name: 1}))
+            as_served(source, replace(shared, **{name: 1}))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="tiny has no experts: leave out --expert-parallel"):
         as_served(source, replace(shared, expert_parallel=True))
     with pytest.raises(ConfigError, match="5 ranks do not divide the 96 feed-forward columns of tiny"):

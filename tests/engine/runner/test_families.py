@@ -45,10 +45,23 @@ OF_STAGES = (  # ends: tied, scaled, capped, with norms before or behind blocks;
 )
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_whole_prompts_and_decode_give_the_logits_and_the_tokens_of_transformers(
-    new_driver: NewDriver, family_model: Any, backend: str
+    new_driver: NewDriver, family_model: Any
 ) -> None:
+    assert_prompts_and_decode_are_those_of_transformers(new_driver, family_model, "cpu")
+
+
+def test_chunks_after_a_cached_prefix_give_the_logits_of_transformers(new_driver: NewDriver, family_model: Any) -> None:
+    assert_chunks_are_those_of_transformers(new_driver, family_model, "cpu")
+
+
+@of_each_kind
+def test_attention_without_kernels_gives_them_too(new_driver: NewDriver, family_model: Any) -> None:
+    assert_prompts_and_decode_are_those_of_transformers(new_driver, family_model, "torch")
+    assert_chunks_are_those_of_transformers(new_driver, family_model, "torch")
+
+
+def assert_prompts_and_decode_are_those_of_transformers(new_driver: NewDriver, family_model: Any, backend: str) -> None:
     driver = new_driver(open_model(str(family_model.folder)), backend)
     logits = driver.extend(dict(enumerate(family_model.prompts)))
     ends = [len(prompt) - 1 for prompt in family_model.prompts]
@@ -60,10 +73,7 @@ def test_whole_prompts_and_decode_give_the_logits_and_the_tokens_of_transformers
     assert [list(tokens) for tokens in zip(*chosen, strict=True)] == family_model.outputs
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
-def test_chunks_after_a_cached_prefix_give_the_logits_of_transformers(
-    new_driver: NewDriver, family_model: Any, backend: str
-) -> None:
+def assert_chunks_are_those_of_transformers(new_driver: NewDriver, family_model: Any, backend: str) -> None:
     driver = new_driver(open_model(str(family_model.folder)), backend)
     texts = [prompt + output for prompt, output in zip(family_model.prompts, family_model.outputs, strict=True)]
     long = {i: text for i, text in enumerate(texts) if len(text) > 20}
