@@ -13,8 +13,8 @@ import pytest
 from diptych.common.errors import DiptychError, InvalidRequest, Overloaded, Unavailable
 from diptych.common.members.roles import LegKind
 from diptych.generation.output import FailureCode
+from diptych.router.batches.bench import LineCall
 from diptych.router.batches.slots import Slot
-from diptych.router.batches.work import LineCall
 from diptych.router.errors import ModelNotFound
 from diptych.router.http.openai import batch_lines
 from diptych.router.http.openai.batch_lines import LineServer
