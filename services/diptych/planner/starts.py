@@ -83,7 +83,13 @@ def cold_s(observed: Observed, memory: Memory) -> float:
 def is_cold(observed: Observed, memory: Memory) -> bool:
     """Whether caches fill: first prompts come in one heap, and are no measure of what will be."""
     someone_serves = first_came_s(observed) > NEVER
-    return someone_serves and observed.now_s - cold_s(observed, memory) <= WARM_S
+    return someone_serves and (is_new(observed) or observed.now_s - memory.shrunk_s <= WARM_S)
+
+
+def is_new(observed: Observed) -> bool:
+    """Whether even what was asked for over the shortest window is in part of when all caches were cold."""
+    shortest_s = min((each.window_s for each in observed.offered), default=0.0)
+    return observed.now_s - first_came_s(observed) <= WARM_S + shortest_s
 
 
 class Starts(NamedTuple):
