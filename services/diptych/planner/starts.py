@@ -30,6 +30,7 @@ FIRST_PAUSE_S: Final = 60.0
 LONGEST_PAUSE_S: Final = 1800.0
 _MOST_DOUBLINGS: Final = 16  # of pauses: whoever fails for weeks has the longest one all the same
 WARM_S: Final = 60.0  # that caches are given to fill
+LONG_START: Final = 0.5  # of the time that a worker stays which came in vain: whoever starts so long is not put off
 MANY: Final = 1 << 20
 
 
@@ -87,8 +88,12 @@ def is_cold(observed: Observed, memory: Memory) -> bool:
 
 
 def is_new(observed: Observed) -> bool:
-    """Whether even what was asked for over the shortest window is in part of when all caches were cold."""
-    shortest_s = min((each.window_s for each in observed.offered), default=0.0)
+    """Whether even what was asked for over the shortest window is in part of when all caches were cold.
+
+    Where starts take long it is believed all the same: a worker in vain costs less than one that comes too late.
+    """
+    is_long = observed.start_s > LONG_START * observed.limits.stable_s
+    shortest_s = 0.0 if is_long else min((each.window_s for each in observed.offered), default=0.0)
     return observed.now_s - first_came_s(observed) <= WARM_S + shortest_s
 
 
