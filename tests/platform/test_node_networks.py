@@ -6,7 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,18 +67,31 @@ def networks(tmp_path: Path) -> Iterator[tuple[Network, Network]]:
         yield first, second
 
 
+@pytest.mark.parametrize(
+    ("folder", "role", "cut"),
+    [
+        ("tiny_folder", "unified", ("--tp=2",)),
+        ("tiny_six_experts_folder", "prefill", ("--tp=2", "--expert-parallel")),
+        ("tiny_latent_experts_folder", "prefill", ("--pp=2",)),
+    ],
+    ids=["heads", "experts", "latents"],
+    indirect=["folder"],
+)
 def test_two_networks_are_one_group_until_the_cable_between_them_is_cut(
-    networks: tuple[Network, Network], tiny_folder: Path, expected_text: str, wait_until: Callable[..., Any]
+    networks: tuple[Network, Network], folder: Path, role: str, cut: tuple[str, ...]
 ) -> None:
+    """One that prefills does so for a worker of one process, beside its other node."""
     here, there = networks
     here.start("bootstrap", "bootstrap", "--port=7000")
-    group = ("unified", f"--model={tiny_folder}", "--tp=2", "--nnodes=2", f"--leader={LEADER}:7100")
+    group = (role, f"--model={folder}", *cut, "--nnodes=2", f"--leader={LEADER}:7100")
     here.start("leader", *group, "--node-rank=0")
     there.start("other", *group, "--node-rank=1")
+    if role == "prefill":
+        there.start("decode", "decode", f"--model={folder}")
     ports = ("--http-port=8000", "--grpc-port=9000", "--health-port=8084")
-    here.start("router", "router", f"--model={tiny_folder}", *ports)
+    here.start("router", "router", f"--model={folder}", *ports)
     here.run(sys.executable, "-c", UNTIL_READY)
-    assert here.run(sys.executable, "-c", ASK).strip() == expected_text
+    assert here.run(sys.executable, "-c", ASK).strip() == text_of_one_process(folder)
     with streaming(here):
         here.run("ip", "link", "set", "cable", "down")
         for network, name in ((here, "leader"), (there, "other")):
@@ -96,13 +109,19 @@ def when(log: Path, words: str) -> float:
     return float(line["time"])
 
 
-@pytest.fixture(scope="module")
-def expected_text(tiny_folder: Path) -> str:
+@pytest.fixture
+def folder(request: pytest.FixtureRequest) -> Path:
+    """Of the model that a fixture makes."""
+    path: Path = request.getfixturevalue(request.param)
+    return path
+
+
+def text_of_one_process(folder: Path) -> str:
     """One process, one rank, another implementation; a word of the model's is `w` and its number."""
     import torch
     import transformers
 
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompt = torch.tensor([[1, 2, 3, 4, 5]])
     whole = model.generate(prompt, max_new_tokens=6, do_sample=False, attention_mask=torch.ones_like(prompt))
     return " ".join(f"w{token}" for token in whole[0, 5:].tolist())
