@@ -72,9 +72,8 @@ def networks(tmp_path: Path) -> Iterator[tuple[Network, Network]]:
     [
         ("tiny_folder", "unified", ("--tp=2",)),
         ("tiny_six_experts_folder", "prefill", ("--tp=2", "--expert-parallel")),
-        ("tiny_latent_experts_folder", "prefill", ("--pp=2",)),
     ],
-    ids=["heads", "experts", "latents"],
+    ids=["heads", "experts"],
     indirect=["folder"],
 )
 def test_two_networks_are_one_group_until_the_cable_between_them_is_cut(
@@ -98,8 +97,10 @@ def test_two_networks_are_one_group_until_the_cable_between_them_is_cut(
             assert network.processes[name].wait(200) == 1
     blamed = f"the scheduler does not answer: node 1 at {OTHER} is not heard; its requests are done elsewhere"
     assert when(here.log("leader"), blamed) < when(here.log("bootstrap"), "is gone")
-    assert f"a part of the group is gone: node 1 at {OTHER} has not been heard for" in here.log("leader").read_text()
-    found = there.log("other").read_text()  # the system may notice that there is no way before the silence is long
+    gone = ("node 1 at {} has not been heard for", "the connection to node 1 at {} has ended")
+    told = here.log("leader").read_text()  # the system may notice that there is no way before the silence is long
+    assert any(f"a part of the group is gone: {each.format(OTHER)}" in told for each in gone)
+    found = there.log("other").read_text()
     assert "the leader has not been heard for" in found or "the connection to the leader has ended" in found
 
 
