@@ -159,8 +159,14 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def pytest_collection() -> None:
+    """What is imported and collected stays: to look through it for garbage meanwhile, again and again, finds none."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Thousands of items and what was imported for them: garbage collections need not look at them again and again."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
@@ -794,13 +800,23 @@ class TinyModel:
     logits: list[Any]  # [prompt and output tokens, vocab_size] of each
 
 
+@pytest.fixture(scope="session")
+def made_families() -> dict[str, TinyModel]:
+    """Models by the names of their cases: tests that name some families find those that others have had made."""
+    return {}
+
+
 @pytest.fixture(scope="session", params=CASES)
-def family_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+def family_model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, made_families: dict[str, TinyModel]
+) -> TinyModel:
     """One of each family and of each of its variants, in several shards."""
     case = (CASES | LONGER)[request.param]
     if not _is_known(case):
         pytest.skip("this transformers knows the family not, or not yet with these settings")
-    return _tiny_model(case, tmp_path_factory.mktemp("tiny"))
+    if request.param not in made_families:
+        made_families[request.param] = _tiny_model(case, tmp_path_factory.mktemp("tiny"))
+    return made_families[request.param]
 
 
 @pytest.fixture(scope="session")

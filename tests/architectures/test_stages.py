@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tiny_config import tiny_config
 
-from diptych.architectures.config import ModelConfig, Moe, Stage
+from diptych.architectures.config import Indexer, Latent, ModelConfig, Moe, Stage
 from diptych.architectures.placement import llama
 from diptych.architectures.recurrent import Recurrent, ShortConv
 from diptych.architectures.stages import check_stages, of_stage, stage_layers, target_in_stage
@@ -88,6 +88,23 @@ def test_each_stage_has_layers_that_attend_and_layers_that_keep_a_state() -> Non
     apart = replace(model, recurrent=Recurrent((0, 1, 2, 3), MIXER))
     with pytest.raises(ConfigError, match=r"--pp 2: no cut gives each stage of .* layers that attend, and layers that"):
         stage_layers(apart, 2)
+
+
+def test_no_stage_begins_behind_what_its_first_layer_attends_to() -> None:
+    choosing = Indexer(num_heads=2, head_dim=8, num_kept=4, interleaved=False, layers=(0, 2, 3, 6))
+    latent = Latent(16, 16, 8, 8, 8, False, 1e-6)
+    model = tiny_config(num_layers=8, latent=latent, num_kv_heads=1, head_dim=24, indexer=choosing)
+    assert [stage_layers(model, 2), stage_layers(model, 3)[-1]] == [(range(3), range(3, 8)), range(6, 8)]
+    sharing = replace(model, sources=(0, 0, 2, 2, 2, 2, 6, 6))
+    cuts = stage_layers(sharing, 3)
+    assert cuts == (range(2), range(2, 6), range(6, 8))
+    stage = of_stage(sharing, cuts[1])
+    assert (stage.sources, stage.indexer and stage.indexer.layers) == ((0, 0, 0, 0), (0, 1))
+    latents, index_keys = kv_regions(stage, "float32")
+    assert (latents.layers, latents.total_layers) == ((2,), (0, 2, 6))
+    assert (index_keys.layers, index_keys.total_layers) == ((2, 3), (0, 2, 3, 6))
+    with pytest.raises(ConfigError, match=r"--pp 4: no cut gives each stage of .* attend to what layers of the stage"):
+        stage_layers(sharing, 4)
 
 
 @pytest.mark.parametrize("tied", [False, True])

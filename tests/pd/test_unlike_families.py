@@ -80,6 +80,8 @@ STAGED: Final = {
     "llama": (Shape(4, pp=2), Shape(8)),
     "mixtral": (Shape(4, tp=2, pp=2), Shape(8)),
     "deepseek v3, yarn with mscale": (Shape(8, pp=2), Shape(4, tp=2)),
+    "deepseek v3.2": (Shape(8, pp=3), Shape(4, tp=2, pp=2)),
+    "glm moe dsa, layers that share a choice": (Shape(4, pp=2), Shape(16, tp=2)),
     "qwen3 moe": (Shape(4, tp=2, pp=2), Shape(4, tp=2, pp=4)),
     "qwen3.5 moe, seven layers": (Shape(4, pp=3), Shape(8, tp=2)),
     "kimi linear, seven layers": (Shape(8, pp=2, tp=2), Shape(4)),
@@ -90,7 +92,11 @@ STAGED: Final = {
 }
 HANDED: Final = CASES | STAGED | UNEVEN
 LIKE_OTHERS: Final = ("glm4 moe lite", "minimax m2")  # in what is handed over
-OF_ADAPTERS: Final = ("gpt oss", "llama 4", "deepseek v3", "qwen3 next", "kimi linear", "nemotron h")
+STAGED_WITH_ADAPTERS: Final = {
+    "kimi linear, seven layers": (Shape(8, pp=2, tp=2), Shape(4, pp=3)),
+    "nemotron h, ten layers": (Shape(4, pp=3), Shape(8, tp=2)),
+}
+OF_ADAPTERS: Final = ("gpt oss", "llama 4", "deepseek v3", "qwen3 next")
 IS_DEEP: Final = bool(os.environ.get("DIPTYCH_DEEP_CHECKS"))
 
 
@@ -152,7 +158,7 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def adapters(family_model: Any, family: str, write_adapter: WriteAdapter, tmp_path: Path) -> list[MergedAdapter]:
     """Two of unlike ranks, by their slots."""
-    folder, modules = family_model.folder, ADAPTED[family][0]
+    folder, modules = family_model.folder, ADAPTED[family.partition(", seven")[0].partition(", ten")[0]][0]
     return [
         merged_adapter(folder, tmp_path / str(slot), modules, write_adapter, rank=rank, seed=slot)
         for slot, rank in enumerate((4, 9))
@@ -213,7 +219,7 @@ def test_tokens_are_those_of_transformers_and_what_is_sent_is_what_is_live(
     swapped.assert_clean()
 
 
-@of({name: case for name, case in CASES.items() if IS_DEEP or name in OF_ADAPTERS})
+@of({name: case for name, case in CASES.items() if IS_DEEP or name in OF_ADAPTERS} | STAGED_WITH_ADAPTERS)
 def test_with_adapters_tokens_are_those_of_merged_weights(
     family_model: Any, new_pair: NewPair, shapes: tuple[Shape, Shape], adapters: list[MergedAdapter], squeeze: Any
 ) -> None:

@@ -197,6 +197,7 @@ class Stage:
     first_kept: int  # what is added to numbers of the stage's: the first layer, or the first place
     recurrent: tuple[int, ...]  # of the whole model, those that keep a state
     groups: tuple[tuple[int, ...], ...] = ()  # of the stage's layers, see `page_groups`; empty: there is one
+    choosing: tuple[int, ...] = ()  # layers of the whole model with an indexer
 
 
 @dataclass(frozen=True, slots=True)

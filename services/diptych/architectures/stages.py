@@ -3,7 +3,8 @@
 Stages have neighbouring layers. Embeddings are the first one's, the last norm and the output projection the last one's;
 where that projection is the embedding, both have it. The cut is the one whose heaviest stage is lightest, by numbers in
 weights, among those that give each stage layers of each kind that keeps something: pages are what these have of tokens.
-Of cuts that weigh nearly the same it is the one with most pages.
+No stage begins between a layer and one that attends to what it has chosen or kept. Of cuts that weigh nearly the same
+it is the one with most pages.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _EMBEDDING: Final = "embed"  # how targets before the layers begin
 _KIND_WORDS: Final = ("that attend", "that keep a state")
 _KINDS: Final = "layers that attend, and layers that keep a state"
+_OWN: Final = "a first layer from which on all attend to what layers of the stage choose and keep"
 NEARLY: Final = 1.01  # of the lightest that the heaviest stage may weigh, where that leaves more pages
 _PLACES: Final = "as many layers of each window's pages as of those that see all: --kv-windows keep needs none"
 
@@ -35,9 +37,15 @@ def stage_layers(config: ModelConfig, num_stages: int) -> tuple[range, ...]:
     check_stages(config, num_stages)
     cuts = _best_cut(_weights(config), num_stages, _kinds(config), _ends(config))
     if cuts is None:
-        what = _KINDS if len(config.page_groups) == 1 else _PLACES
-        raise ConfigError(f"--pp {num_stages}: no cut gives each stage of {config.model_id} {what}")
+        raise ConfigError(f"--pp {num_stages}: no cut gives each stage of {config.model_id} {_lacking(config)}")
     return tuple(range(start, end) for start, end in pairwise((0, *cuts, config.num_layers)))
+
+
+def _lacking(config: ModelConfig) -> str:
+    """Say what each stage is to have."""
+    if config.indexer is not None or config.sources:
+        return _OWN
+    return _KINDS if len(config.page_groups) == 1 else _PLACES
 
 
 def of_stage(config: ModelConfig, layers: range) -> ModelConfig:
@@ -46,7 +54,7 @@ def of_stage(config: ModelConfig, layers: range) -> ModelConfig:
     def own(numbers: frozenset[int]) -> frozenset[int]:
         return frozenset(number - layers.start for number in numbers if number in layers)
 
-    span, recurrent = slice(layers.start, layers.stop), config.recurrent
+    span, recurrent, indexer = slice(layers.start, layers.stop), config.recurrent, config.indexer
     return replace(
         config,
         num_layers=len(layers),
@@ -56,6 +64,8 @@ def of_stage(config: ModelConfig, layers: range) -> ModelConfig:
         kv_scales=config.kv_scales[span],
         still_layers=own(config.still_layers),
         recurrent=recurrent and replace(recurrent, layers=tuple(sorted(own(frozenset(recurrent.layers))))),
+        indexer=indexer and replace(indexer, layers=tuple(sorted(own(frozenset(indexer.layers))))),
+        sources=tuple(source - layers.start for source in config.sources[span]),
         ffn_only=own(config.ffn_only),
         without_ffn=own(config.without_ffn),
         moe=config.moe and replace(config.moe, dense_layers=own(config.moe.dense_layers)),
@@ -68,7 +78,8 @@ def _stage(config: ModelConfig, layers: range) -> Stage:
 
     groups, states = config.page_groups, _state_layers(config)
     if len(groups) == 1:
-        return Stage(layers.start, config.num_layers, config.attention_layers, layers.start, states)
+        kept, choosing = tuple(filter(config.keeps, config.attention_layers)), _choosing_layers(config)
+        return Stage(layers.start, config.num_layers, kept, layers.start, states, choosing=choosing)
     own = tuple(tuple(layer - layers.start for layer in group if layer in layers) for group in groups)
     places, first = tuple(range(len(groups[0]))), sum(layer < layers.start for layer in groups[0])
     return Stage(layers.start, config.num_layers, places, first, states, own)
@@ -105,8 +116,6 @@ def _obstacles(config: ModelConfig) -> Iterator[str]:
         yield "it makes vectors, and stages hand on what becomes text"
     if config.draft is not None:
         yield "draft layers read what comes out of the last one: leave out --speculate"
-    if config.indexer is not None or config.sources:
-        yield "layers attend to what an earlier one has chosen or kept"
     if config.num_borrowing or config.wide is not None:
         yield "layers borrow keys and values, or keep them in two forms"
     if config.per_layer_dim or config.layer_scales:
@@ -122,13 +131,27 @@ def _kinds(config: ModelConfig) -> list[frozenset[int]]:
 
 
 def _ends(config: ModelConfig) -> frozenset[int]:
-    """Return before which layers a stage may end: it has as many of each group of pages, as they have common places."""
+    """Return before which layers a stage may end: it has as many of each group of pages, as they have common places.
+
+    And those behind it attend to nothing that layers before it choose or keep.
+    """
     groups, every = config.page_groups, range(1, config.num_layers + 1)
-    return frozenset(end for end in every if len({sum(layer < end for layer in group) for group in groups}) == 1)
+    even = (end for end in every if len({sum(layer < end for layer in group) for group in groups}) == 1)
+    return frozenset(end for end in even if _depends_on_none(config, end))
+
+
+def _depends_on_none(config: ModelConfig, end: int) -> bool:
+    """Return whether the layers from `end` on attend to what they choose and keep themselves."""
+    chooses = config.indexer is None or end == config.num_layers or config.chooses(end)
+    return chooses and all(source >= end for source in config.sources[end:])
 
 
 def _state_layers(config: ModelConfig) -> tuple[int, ...]:
     return config.recurrent.layers if config.recurrent else ()
+
+
+def _choosing_layers(config: ModelConfig) -> tuple[int, ...]:
+    return config.indexer.layers if config.indexer else ()
 
 
 def _weights(config: ModelConfig) -> list[int]:

@@ -99,7 +99,7 @@ class Shard:
 
     def _cuts(self, model: ModelConfig, whole: tuple[Piece, ...], part: tuple[Piece, ...]) -> tuple[Cut, ...]:
         cuts = tuple(self._cut(full, local) for full, local in zip(whole, part, strict=True))
-        return cuts if self.layers is None else _in_stage(cuts, model, self.layers)
+        return cuts if self.layers is None else in_stage(cuts, self.layers, model.num_layers, tied=model.tie_embeddings)
 
     def _cut(self, full: Piece, local: Piece) -> Cut:
         if full.split is Split.NONE:
@@ -119,11 +119,11 @@ class Cut:
     start: int  # first row or column, by the piece's split
 
 
-def _in_stage(cuts: tuple[Cut, ...], model: ModelConfig, layers: range) -> tuple[Cut, ...]:
-    """Return the cuts as a stage calls where they go; none of a tensor that other stages have."""
+def in_stage(cuts: tuple[Cut, ...], layers: range, num_layers: int, *, tied: bool) -> tuple[Cut, ...]:
+    """Return the cuts as a stage calls where they go; none of a tensor that other stages have. `tied`: see there."""
     found = []
     for cut in cuts:
-        target = target_in_stage(cut.full.target, layers, model.num_layers, tied=model.tie_embeddings)
+        target = target_in_stage(cut.full.target, layers, num_layers, tied=tied)
         if target is None:
             return ()
         found.append(replace(cut, local=replace(cut.local, target=target)))

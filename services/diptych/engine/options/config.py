@@ -271,12 +271,6 @@ class EngineOptions:
         if parse_speculate(self.speculate).has_layers:
             words = "whose layers read those of the whole model: give suffix or ngram"
             raise ConfigError(f"--pp does not take --speculate {self.speculate}, {words}")
-        if self.lora:
-            raise ConfigError(
-                "--pp takes no adapters, which change layers of all stages: leave out --lora, or give --tp"
-            )
-        if self.deterministic:
-            raise ConfigError("--deterministic is not for --pp yet: leave out one of them")
 
     def _check_timing(self) -> None:
         if self.sim_timing == USUAL_TIMING:  # as of every worker that computes, which needs no model of steps for it
@@ -381,7 +375,7 @@ class EngineOptions:
 
     @property
     def num_lora_slots(self) -> int:
-        takes_none = self.device == "sim" or self.deterministic or self.dp_attention or self.pp > 1
+        takes_none = self.device == "sim" or self.deterministic or self.dp_attention
         return 0 if takes_none else self.max_loras
 
     @property

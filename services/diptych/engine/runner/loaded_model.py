@@ -274,7 +274,8 @@ def load_model(
         weights = load(part.config, placement, as_kept(part.tensors, options), ops, dtype, kv.device)
         weights = weights.beside({name: each for name, each in (shared or {}).items() if not weights.has(name)})
         _fill(sinks, chain(*part.config.attending.layers_by_kind), weights)
-        loras = Loras(part.config.num_layers, _adapters_of(part.adapted, options, dtype, kv.device), backend.low_rank)
+        late_layer = part.config.num_layers - 1 if part.config.has_last_layer else None
+        loras = Loras(late_layer, _adapters_of(part.adapted, options, dtype, kv.device), backend.low_rank)
         wrapped = weights.wrapped(loras.wrap)
         encodes = part.config.encoder is not None
         stages = None if communicator is None else communicator.stages

@@ -8,7 +8,7 @@ from functools import partial
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.next_layer import placement_of
-from diptych.architectures.placement import Placed
+from diptych.architectures.placement import Placed, with_output
 from diptych.architectures.stages import stage_layers
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.shard import Shard, cut_tensors
@@ -28,7 +28,7 @@ class ModelPart:
     placement: Iterable[Placed]
     tensors: Iterable[tuple[str, Stored]]
     wrap: Callable[[Ops], Ops]
-    adapted: Iterable[Placed]  # the same as `placement`, as adapters see it
+    adapted: Iterable[Placed]  # as adapters see it, see `adapted_placement`
 
     @staticmethod
     def of(source: ModelSource, communicator: Communicator | None, *, whole_experts: bool = False) -> ModelPart:
@@ -38,9 +38,8 @@ class ModelPart:
         """
         place = placement_of(source.config)
         if communicator is None:
-            return ModelPart(
-                source.config, place(source.config), source.tensors(), lambda ops: ops, place(source.config)
-            )
+            adapted = with_output(place(source.config))
+            return ModelPart(source.config, place(source.config), source.tensors(), lambda ops: ops, adapted)
         shard = _shard(source.config, communicator, whole_experts)
         cuts = shard.placement(source.config, place)
         return ModelPart(
@@ -50,7 +49,7 @@ class ModelPart:
             wrap=lambda ops: (
                 TensorParallelOps(ops, communicator) if communicator.size > 1 or communicator.experts else ops
             ),
-            adapted=adapted_placement(source.config, shard) if shard.layers is None else (),
+            adapted=adapted_placement(source.config, shard),
         )
 
 
