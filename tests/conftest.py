@@ -270,6 +270,14 @@ def tiny_experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_six_experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 MoE whose layers have six experts, but for the second, with the same words."""
+    settings = MOE | {"num_experts": 6, "moe_intermediate_size": 48, "mlp_only_layers": [1], "head_dim": 16}
+    settings |= {"num_hidden_layers": 3, "max_position_embeddings": 512}
+    return _tiny_folder(tmp_path_factory.mktemp("models") / "six-experts", "Qwen3Moe", settings)
+
+
+@pytest.fixture(scope="session")
 def tiny_latent_experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random DeepSeek V3 whose layers behind the first have experts, with the same words."""
     settings = DEEPSEEK | {"num_hidden_layers": 3, "max_position_embeddings": 512, "first_k_dense_replace": 1}
