@@ -78,6 +78,7 @@ def test_a_worker_that_joins_later_has_it_and_serves_it_alone(
         cluster.rollout(DECODE)
         cluster.kubectl("delete", "pod", *old)
         release.settle(DECODE)
+        release.scale(DECODE, 2)  # as the values have it
     assert_harmless(window)
 
 
