@@ -109,15 +109,15 @@ def test_no_stage_begins_behind_what_its_first_layer_attends_to() -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_what_is_before_the_layers_is_the_first_stages_and_what_is_behind_them_the_last_ones(tied: bool) -> None:
-    names = ("embed", "0.qkv", "3.experts.2.down", "6.o", "norm", "lm_head")
+    names = ("embed", "vision.0.qkv", "0.qkv", "3.experts.2.down", "6.o", "norm", "lm_head")
     found = [
         [target_in_stage(name, layers, 7, tied=tied) for name in names]
         for layers in (range(2), range(2, 4), range(4, 7))
     ]
     assert found == [
-        ["embed", "0.qkv", None, None, None, None],
-        [None, None, "1.experts.2.down", None, None, None],
-        ["embed" if tied else None, None, None, "2.o", "norm", "lm_head"],
+        ["embed", "vision.0.qkv", "0.qkv", None, None, None, None],
+        [None, None, None, "1.experts.2.down", None, None, None],
+        ["embed" if tied else None, None, None, None, "2.o", "norm", "lm_head"],
     ]
 
 

@@ -1,10 +1,10 @@
 """Which layers each stage of a pipeline has, and what a stage is as a model of its own. Pure.
 
-Stages have neighbouring layers. Embeddings are the first one's, the last norm and the output projection the last one's;
-where that projection is the embedding, both have it. The cut is the one whose heaviest stage is lightest, by numbers in
-weights, among those that give each stage layers of each kind that keeps something: pages are what these have of tokens.
-No stage begins between a layer and one that attends to what it has chosen or kept. Of cuts that weigh nearly the same
-it is the one with most pages.
+Stages have neighbouring layers. Embeddings are the first one's, as is a tower of images, with all layers that its rows
+are added to; the last norm and the output projection are the last one's. Where that is the embedding, both have it. The
+cut is the one whose heaviest stage is lightest, by numbers in weights, among those that give each stage layers of each
+kind that keeps something: pages are what these have of tokens. No stage begins between a layer and one that attends to
+what it has chosen or kept. Of cuts that weigh nearly the same it is the one with most pages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from diptych.common.errors import ConfigError
 if TYPE_CHECKING:
     from diptych.architectures.config import ModelConfig, Stage
 
-_EMBEDDING: Final = "embed"  # how targets before the layers begin
+_EMBEDDING: Final = "embed"  # how targets before the layers begin,
+_BEFORE: Final = (_EMBEDDING, "vision.")  # or those that make rows in place of embeddings
 _KIND_WORDS: Final = ("that attend", "that keep a state")
 _KINDS: Final = "layers that attend, and layers that keep a state"
 _OWN: Final = "a first layer from which on all attend to what layers of the stage choose and keep"
@@ -63,6 +64,7 @@ def of_stage(config: ModelConfig, layers: range) -> ModelConfig:
         keeps_all=True,  # which layers take turns in a page is a matter of the whole model: see `Stage.groups`
         kv_scales=config.kv_scales[span],
         still_layers=own(config.still_layers),
+        tower=config.tower if layers.start == 0 else None,
         recurrent=recurrent and replace(recurrent, layers=tuple(sorted(own(frozenset(recurrent.layers))))),
         indexer=indexer and replace(indexer, layers=tuple(sorted(own(frozenset(indexer.layers))))),
         sources=tuple(source - layers.start for source in config.sources[span]),
@@ -91,7 +93,8 @@ def target_in_stage(target: str, layers: range, num_layers: int, *, tied: bool) 
     if number.isdecimal():
         return f"{int(number) - layers.start}.{rest}" if int(number) in layers else None
     is_first, is_last = layers.start == 0, layers.stop == num_layers
-    has = is_first or (tied and is_last) if target.startswith(_EMBEDDING) else is_last
+    is_shared = tied and target.startswith(_EMBEDDING)
+    has = (is_first and target.startswith(_BEFORE)) or (is_last and (is_shared or not target.startswith(_BEFORE)))
     return target if has else None
 
 
@@ -110,8 +113,6 @@ def check_stages(config: ModelConfig, num_stages: int) -> None:
 
 def _obstacles(config: ModelConfig) -> Iterator[str]:
     """Yield what of a model a stage can't have alone, in words."""
-    if config.tower is not None:
-        yield "it sees images, whose rows one process makes and adds to tokens"
     if config.encoder is not None or config.pooling is not None:
         yield "it makes vectors, and stages hand on what becomes text"
     if config.draft is not None:
@@ -133,9 +134,10 @@ def _kinds(config: ModelConfig) -> list[frozenset[int]]:
 def _ends(config: ModelConfig) -> frozenset[int]:
     """Return before which layers a stage may end: it has as many of each group of pages, as they have common places.
 
-    And those behind it attend to nothing that layers before it choose or keep.
+    And those behind it attend to nothing that layers before it choose or keep, and no rows of images are added there.
     """
-    groups, every = config.page_groups, range(1, config.num_layers + 1)
+    num_taps = len(config.tower.taps) if config.tower else 0
+    groups, every = config.page_groups, range(1 + num_taps, config.num_layers + 1)
     even = (end for end in every if len({sum(layer < end for layer in group) for group in groups}) == 1)
     return frozenset(end for end in even if _depends_on_none(config, end))
 
@@ -165,10 +167,10 @@ def _weights(config: ModelConfig) -> list[int]:
             if number.isdecimal():
                 weights[int(number)] += size
                 continue
-            if not piece.target.startswith(_EMBEDDING) or config.tie_embeddings:
-                weights[last] += size
-            if piece.target.startswith(_EMBEDDING):
-                weights[0] += size
+            for layer in (0, last):
+                layers, tied = range(layer, layer + 1), config.tie_embeddings
+                if target_in_stage(piece.target, layers, config.num_layers, tied=tied) is not None:
+                    weights[layer] += size
     return weights
 
 
