@@ -1,7 +1,8 @@
-"""Runs in a pod of the image under test: makes a small model with many bytes, and serves it with a SHA256SUMS.
+"""Runs in a pod of the image under test: makes a small model with many bytes, and serves it as others do.
 
-Prints a line of JSON for each answer: what was asked, how much was sent. The first connection of the weights is cut.
-Who does not give the token of its environment gets nothing.
+It is in the folder `/tiny` with a SHA256SUMS, `acme/tiny` of a hub, and `s3://bucket/tiny`. Prints a line of JSON for
+each file: which, from where, how much was sent. The first connection of the folder's weights is cut. Who gives no token
+or key of its environment gets nothing; signatures are not verified.
 """
 
 from __future__ import annotations
@@ -9,17 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
 import numpy as np
 import tokenizers
+from files_server import COMMIT, FilesServer
 
 HIDDEN, VOCAB, LAYERS = 512, 32000, 2  # a tokenizer has fewer tokens than there are rows
 LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 CUT: Final = 20_000_000
-WEIGHTS: Final = "/tiny/model.safetensors"
+WEIGHTS: Final = "model.safetensors"
 
 
 def model() -> dict[str, bytes]:
@@ -45,9 +45,9 @@ def model() -> dict[str, bytes]:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     files = {"config.json": json.dumps(config).encode(), "tokenizer.json": tokenizer.to_str().encode()}
-    files["model.safetensors"] = _safetensors(_shapes())
+    files[WEIGHTS] = _safetensors(_shapes())
     sums = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items())
-    return {f"/tiny/{name}": data for name, data in {**files, "SHA256SUMS": sums.encode()}.items()}
+    return {**files, "SHA256SUMS": sums.encode()}
 
 
 def _shapes() -> dict[str, tuple[int, ...]]:
@@ -75,44 +75,27 @@ def _safetensors(shapes: dict[str, tuple[int, ...]]) -> bytes:
     return len(told).to_bytes(8, "little") + told + b"".join(parts)
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    files: dict[str, bytes]
-    num_cuts = 1
+class Told(FilesServer):
+    """Gives files to who has its token, as a web server and a hub ask for it, or its key, as a bucket does."""
 
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
+    def admits(self, authorization: str) -> bool:
+        return super().admits(authorization) or f"Credential={os.environ['AWS_ACCESS_KEY_ID']}/" in authorization
 
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
+    def has_sent(self, path: str, begin: int, nbytes: int) -> None:
+        line = json.dumps({"path": path, "from": begin, "sent": nbytes})
+        print(f"{line}\n", end="", flush=True)  # at once: others print, too
 
-    def _answer(self, *, with_body: bool) -> None:
-        if self.headers.get("authorization") != f"Bearer {os.environ['DIPTYCH_BEARER_TOKEN']}":
-            self.send_error(401)
-            return
-        data = self.files.get(self.path)
-        first = re.match(r"bytes=(\d+)-", self.headers.get("range", ""))
-        begin = int(first[1]) if first else 0
-        body = (data or b"")[begin:]
-        self.send_response(404 if data is None else 206 if first else 200)
-        if data is not None and first:
-            self.send_header("content-range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        if with_body and self.path == WEIGHTS and Handler.num_cuts:
-            Handler.num_cuts -= 1
-            body, self.close_connection = body[:CUT], True
-        if with_body:
-            self.wfile.write(body)
-            line = json.dumps({"path": self.path, "from": begin, "sent": len(body)})
-            print(f"{line}\n", end="", flush=True)  # at once: others print, too
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+def main() -> None:
+    files = model()
+    with Told("", 8000) as server:
+        server.token = os.environ["DIPTYCH_BEARER_TOKEN"]
+        for folder in ("tiny", f"acme/tiny/resolve/{COMMIT}", "bucket/tiny"):
+            server.files |= {f"/{folder}/{name}": data for name, data in files.items()}
+        server.cut_after[f"/tiny/{WEIGHTS}"], server.num_cuts = CUT, 1
+        print(json.dumps({"ready": len(files[WEIGHTS])}), flush=True)
+        server.serve_forever()
 
 
 if __name__ == "__main__":
-    Handler.files = model()
-    with ThreadingHTTPServer(("", 8000), Handler) as server:
-        print(json.dumps({"ready": len(Handler.files[WEIGHTS])}), flush=True)
-        server.serve_forever()
+    main()

@@ -9,13 +9,14 @@ from cluster import TIMEOUT_S, Cluster
 
 CHART: Final = Path(__file__).parents[1] / "helm" / "diptych"
 SIM: Final = (CHART / "ci" / "sim-values.yaml", Path(__file__).with_name("values.yaml"))
-TRUSTING: Final = (*SIM, Path(__file__).with_name("trust.yaml"))
 AUTOSCALED: Final = (SIM[0], Path(__file__).with_name("autoscaling.yaml"))
 PLANNED: Final = (SIM[0], Path(__file__).with_name("planner.yaml"))
 TROUBLED: Final = (SIM[0], Path(__file__).with_name("troubled.yaml"))
 REMEDIED: Final = f"--values={Path(__file__).with_name('remedied.yaml')}"
 RDMA: Final = (SIM[0], Path(__file__).with_name("rdma.yaml"))
+DEVICES: Final = (CHART / "ci" / "cpu-values.yaml", Path(__file__).with_name("devices.yaml"))
 LONG_STREAMS: Final = (SIM[0], Path(__file__).with_name("long_streams.yaml"))
+TRUSTING: Final = (*LONG_STREAMS, Path(__file__).with_name("trust.yaml"))
 COLD: Final = (SIM[0], Path(__file__).with_name("cold.yaml"))
 KEY_LIMITS: Final = (SIM[0], Path(__file__).with_name("key_limits.yaml"))
 PICKER: Final = (SIM[0], Path(__file__).with_name("picker.yaml"))

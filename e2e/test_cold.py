@@ -1,11 +1,16 @@
-"""Pools at zero: the model stays listed, a request waits until workers are there, and its answer says how long."""
+"""Pools that end by their ScaledObjects: the model stays listed, a request wakes them, and its answer says how long.
+
+KEDA itself does not run here: `keda.py` evaluates the chart's queries over the pods' pages, and scales as it would.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, Final
 
 import canary
+import keda
 import pytest
 from cluster import Cluster
 from conftest import IMAGE
@@ -26,8 +31,21 @@ pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture(scope="module")
-def release(cluster: Cluster) -> Release:
-    return Release(cluster, IMAGE, *COLD)
+def release(cluster: Cluster) -> Iterator[Release]:
+    kind = keda.kind()
+    name = f"customresourcedefinition/{kind['metadata']['name']}"
+    cluster.apply(kind)
+    cluster.wait(name, "condition=Established")
+    scaler = keda.Keda(cluster, NAME)
+    scaler.start()
+    yield Release(cluster, IMAGE, *COLD)
+    scaler.close()
+    cluster.kubectl("delete", name, "--wait=false")
+
+
+def at_zero(cluster: Cluster) -> bool:
+    pools = [each for each in cluster.get("deployments") if each["metadata"]["name"] in (PREFILL, DECODE)]
+    return [each["spec"]["replicas"] for each in pools] == [0, 0]
 
 
 def asking(*words: str) -> tuple[str, ...]:
@@ -42,25 +60,20 @@ def test_installing(release: Release) -> None:
     release.install()
 
 
-def test_a_request_wakes_pools_at_zero_and_is_answered(release: Release, cluster: Cluster) -> None:
+def test_pools_that_nobody_asks_end_and_a_request_wakes_them(release: Release, cluster: Cluster) -> None:
     warm = ask(cluster, "POST", "/v1/completions", PROMPT)
     assert (warm["status"], warm["waited_s"]) == (200, None)
-    for deployment in (PREFILL, DECODE):
-        cluster.kubectl("scale", f"deployment/{deployment}", "--replicas=0")
+    canary.wait_until(lambda: at_zero(cluster), "the pools never end")
     release.settle(PREFILL, DECODE)
     listed = ask(cluster, "GET", "/v1/models")
     assert [each["id"] for each in listed["body"]["data"]] == ["sim"]
-    with cluster.begin(*asking("POST", "/v1/completions", PROMPT)) as first:
-        waiting = "diptych_router_requests_waiting_for_workers"
-        canary.wait_until(lambda: sum(canary.asked(cluster, waiting)) == 1, "nobody waits for workers")
-        for deployment in (PREFILL, DECODE):  # as KEDA does, which sees the request
-            cluster.kubectl("scale", f"deployment/{deployment}", "--replicas=1")
-        printed, _ = first.communicate(timeout=120)
-    told = json.loads(printed)
-    print("\n     ", printed.strip(), flush=True)
+    told = ask(cluster, "POST", "/v1/completions", PROMPT)
+    print("\n     ", json.dumps(told), flush=True)
     assert told["status"] == 200
     assert 0 < float(told["waited_s"]) < 120
     assert told["body"]["choices"][0]["text"] == warm["body"]["choices"][0]["text"]
+    release.settle(PREFILL, DECODE)
+    assert [len(release.pods(pool)) for pool in (PREFILL, DECODE)] == [1, 1], "nobody needs a second worker"
 
 
 def test_uninstalling(release: Release) -> None:

@@ -1,4 +1,4 @@
-"""An adapter that is declared in the chart's values is served by every worker, whoever is restarted or joins."""
+"""An adapter that values declare, or that is applied, is served by every worker, whoever is restarted or joins."""
 
 from __future__ import annotations
 
@@ -26,9 +26,14 @@ import json, sys, urllib.request
 asked = urllib.request.Request("http://localhost:8000/v1/models", headers={"authorization": "Bearer " + sys.argv[1]})
 print(json.dumps([each["id"] for each in json.load(urllib.request.urlopen(asked))["data"]]))
 """
-APPLY: Final = "import pathlib, subprocess, sys; pathlib.Path('/tmp/a.toml').write_text('[adapters]'); \
-sys.exit(subprocess.run(['diptych', 'apply', '-f', '/tmp/a.toml', '--auth-token-file=/dev/stdin'], \
-stderr=subprocess.STDOUT).returncode != 1)"
+# Ends with 0 where `diptych apply` ends as expected.
+APPLY: Final = """
+import pathlib, subprocess, sys
+pathlib.Path("/tmp/declared.toml").write_text(sys.argv[1])
+command = ("diptych", "apply", "-f", "/tmp/declared.toml", "--auth-token-file=/dev/stdin")
+sys.exit(subprocess.run(command, stderr=subprocess.STDOUT).returncode != int(sys.argv[2]))
+"""
+APPLIED: Final = '[adapters]\nsql = "/adapters/sql"\n'
 
 pytestmark = [pytest.mark.thorough, pytest.mark.skipif(not IMAGE, reason="DIPTYCH_E2E_CPU_IMAGE is not set")]
 
@@ -88,10 +93,34 @@ def test_what_is_declared_no_more_is_gone_without_a_restart_and_comes_back_by_a_
     assert before == {pod["metadata"]["name"] for pod in release.all_pods()}
 
 
-def test_apply_names_the_file_that_is_to_be_changed(cluster: Cluster) -> None:
+def applied(cluster: Cluster, text: str, code: int = 0) -> str:
+    """Return what `diptych apply` says, which ends with this code."""
     token = cluster.secret(f"{NAME}-diptych-token", "operator")
-    said = cluster.kubectl("exec", "-i", f"deployment/{ROUTERS}", "--", "python", "-c", APPLY, stdin=token)
-    assert "change the file instead" in said
+    command = ("exec", "-i", f"deployment/{ROUTERS}", "--", "python", "-c", APPLY, text, str(code))
+    return cluster.kubectl(*command, stdin=token)
+
+
+def test_apply_names_the_file_that_is_to_be_changed(cluster: Cluster) -> None:
+    assert "change the file instead" in applied(cluster, "[adapters]", 1)
+
+
+def test_what_is_applied_outlives_routers_bootstrap_and_workers(
+    release: Release, cluster: Cluster, traffic: Traffic, watched: Watch
+) -> None:
+    release.upgrade("--set=declared.by=apply")
+    assert "sql" not in models(cluster)
+    assert "adapter sql" in applied(cluster, APPLIED)
+    assert "nothing has changed" in applied(cluster, APPLIED)
+    traffic.start(IMAGE)
+    with watched() as window:
+        release.restart(ROUTERS)
+        release.delete_pod(BOOTSTRAP, "--grace-period=0", "--force")
+        release.restart(PREFILL)
+        release.restart(DECODE)
+    traffic.stop()
+    assert_harmless(window)
+    applied(cluster, "[adapters]")
+    assert "sql" not in models(cluster)
 
 
 def test_uninstalling(release: Release) -> None:

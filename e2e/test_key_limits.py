@@ -1,4 +1,4 @@
-"""A key's limits hold for all routers together: a client that takes all that it gets, at both of them at once."""
+"""A key's limits hold for all routers and processes together, whose logs have every token that clients were told of."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import time
 from typing import Final, NamedTuple
 
+import canary
 import pytest
 from cluster import Cluster
 from conftest import IMAGE
@@ -21,17 +22,18 @@ HEARD_S: Final = 3  # decision 0143: so late one router hears what another has d
 TAKE_ALL: Final = """
 import http.client, json, sys, threading, time
 lasts_s, key, *hosts = float(sys.argv[1]), *sys.argv[2:]
-began_s, given, odd = time.monotonic(), [], []
+began_s, given, odd, used = time.monotonic(), [], [], []
 def take(host):
     connection = http.client.HTTPConnection(host, 8000)
-    body = json.dumps({"model": "", "prompt": "a", "max_tokens": 1})
     headers = {"authorization": "Bearer " + key, "content-type": "application/json"}
     while time.monotonic() < began_s + lasts_s:
+        body = json.dumps({"model": "", "prompt": "a" * (1 + len(used) % 7), "max_tokens": 1 + len(used) % 3})
         connection.request("POST", "/v1/completions", body, headers)
         answer = connection.getresponse()
-        answer.read()
+        said = answer.read()
         if answer.status == 200:
             given.append((host, time.monotonic() - began_s))
+            used.append(json.loads(said)["usage"])
         elif answer.status != 429 or not answer.headers["retry-after"]:
             odd.append(answer.status)
         else:
@@ -41,7 +43,15 @@ for taker in takers:
     taker.start()
 for taker in takers:
     taker.join()
-print(json.dumps({"given": given, "odd": odd}))
+tokens = {name: sum(each[name] for each in used) for name in ("prompt_tokens", "completion_tokens")}
+print(json.dumps({"given": given, "odd": odd, "used": [len(used), *tokens.values()]}))
+"""
+# Runs in a router; prints how many requests its log has, and their tokens.
+LOGGED: Final = """
+import json, pathlib
+lines = [json.loads(line) for line in pathlib.Path("/usage/usage.jsonl").read_text().splitlines()]
+assert {(line["tenant"], line["outcome"]) for line in lines} == {("limited", "ok")}
+print(json.dumps([sum(line[name] for line in lines) for name in ("requests", "prompt_tokens", "output_tokens")]))
 """
 
 pytestmark = pytest.mark.thorough
@@ -51,6 +61,7 @@ class Given(NamedTuple):
     by_router: dict[str, int]
     times_s: list[float]
     odd: list[int]
+    used: list[int]  # requests, prompt tokens, output tokens, as clients were told
 
     def until(self, seconds: float) -> int:
         return sum(each <= seconds for each in self.times_s)
@@ -67,7 +78,14 @@ def take_all(release: Release) -> Given:
     command = ("exec", f"deployment/{ROUTERS}", "--", "python", "-c", TAKE_ALL, str(LASTS_S), KEY, *hosts)
     said = json.loads(release.cluster.kubectl(*command))
     by_router = {host: sum(each == host for each, _ in said["given"]) for host in hosts}
-    return Given(by_router, [when_s for _, when_s in said["given"]], said["odd"])
+    return Given(by_router, [when_s for _, when_s in said["given"]], said["odd"], said["used"])
+
+
+def logged(release: Release) -> list[int]:
+    """Return what the logs of both routers have together, as `Given.used`."""
+    names = [pod["metadata"]["name"] for pod in release.pods(ROUTERS)]
+    found = [json.loads(release.cluster.kubectl("exec", name, "--", "python", "-c", LOGGED)) for name in names]
+    return [sum(each) for each in zip(*found, strict=True)]
 
 
 def test_installing_with_keys_of_our_own(release: Release, cluster: Cluster) -> None:
@@ -86,10 +104,12 @@ def test_two_routers_give_a_key_what_one_may_but_for_what_they_have_not_heard(
     per_s = PER_MINUTE / 60
     rightly = PER_MINUTE + per_s * LASTS_S  # the allowance, and what refills
     told = {"seconds": round(time.monotonic() - began_s), "by_router": given.by_router, "rightly": rightly}
-    print("\n     ", json.dumps({**told, "first_5_s": given.until(5), "first_30_s": given.until(30)}), flush=True)
+    seconds = {"first_5_s": given.until(5), "first_30_s": given.until(30)}
+    print("\n     ", json.dumps({**told, **seconds, "used": given.used}), flush=True)
     assert given.odd == []
     assert min(given.by_router.values()) > 0, "both were asked, and gave"
     assert all(given.until(second) <= 2 * PER_MINUTE + per_s * (second + HEARD_S) for second in range(LASTS_S))
+    canary.wait_until(lambda: logged(release) == given.used, "the logs have other tokens than clients were told of")
     assert 0.9 * rightly <= len(given.times_s) <= rightly + per_s * HEARD_S * 2, "what was too much was made up for"
 
 

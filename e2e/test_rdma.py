@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+import node_devices
 import pytest
 from cluster import Cluster
 from conftest import IMAGE
@@ -30,15 +31,7 @@ pytestmark = pytest.mark.thorough
 @pytest.fixture(scope="module")
 def release(cluster: Cluster) -> Iterator[Release]:
     yield Release(cluster, IMAGE, *RDMA)
-    patch_nodes(cluster, '{"op": "remove", "path": "%s"}')
-
-
-def patch_nodes(cluster: Cluster, operation: str) -> None:
-    """%s: the place of the device."""
-    change = f"[{operation % ('/status/capacity/' + DEVICE.replace('/', '~1'))}]"
-    for node in cluster.get("nodes"):
-        name = node["metadata"]["name"]
-        cluster.kubectl("patch", "node", name, "--subresource=status", "--type=json", f"--patch={change}")
+    node_devices.withdraw(cluster, DEVICE)
 
 
 def capabilities(cluster: Cluster, kind: str) -> int:
@@ -55,7 +48,7 @@ def test_a_worker_is_pending_where_no_node_has_a_device_and_says_why(release: Re
 
 
 def test_a_worker_with_a_device_is_not_ready_over_slower_lanes_and_says_why(release: Release, cluster: Cluster) -> None:
-    patch_nodes(cluster, '{"op": "add", "path": "%s", "value": "1"}')
+    node_devices.offer(cluster, DEVICE, 1)
     release.wait_for_control()
     assert "not ready" in cluster.see("and --kv-require asks for rdma", *DIPTYCH, "status", "--watch=1")
     assert "tcp" in cluster.see("and --kv-require asks for rdma", *DIPTYCH, "links")

@@ -1,8 +1,9 @@
-"""A model that is brought by the chart: a Job into a claim, then a worker of each node into a folder of it."""
+"""A model that the chart brings: a Job into a claim, from whoever has models; the first worker into a node's folder."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -13,11 +14,27 @@ from conftest import IMAGE
 from release import DEPLOYMENTS, NAME, WAIT, WEIGHTS, Release
 
 SCRIPT: Final = Path(__file__).with_name("files_pod.py")
+SERVER: Final = Path(__file__).parents[1] / "tests" / "support" / "files_server.py"
+CPU_IMAGE: Final = os.environ.get("DIPTYCH_E2E_CPU_IMAGE", "")  # buckets are for images with torch
 FOLDER: Final = "/var/tmp/diptych-e2e"  # of the node
 OTHER_NODE_FOLDER: Final = f"{FOLDER}/cache"
 MODEL: Final = "/tiny/model.safetensors"
 USER: Final = 10001
-TOKEN: Final = "DIPTYCH_BEARER_TOKEN"
+TOKEN: Final = "known to few"
+SECRET: Final = {
+    **dict.fromkeys(("DIPTYCH_BEARER_TOKEN", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY"), TOKEN),
+    "AWS_ACCESS_KEY_ID": "us",
+}
+HUB: Final = (
+    "--set=model.name=/models/hub,weights.source=acme/tiny,weights.revision=v1",
+    "HF_ENDPOINT=http://files:8000",
+)
+BUCKET: Final = (
+    "--set=model.name=/models/bucket,weights.source=s3://bucket/tiny",
+    "AWS_ENDPOINT=http://files:8000",
+    "AWS_ALLOW_HTTP=true",
+    "AWS_REGION=here",
+)
 MAKE: Final = f"""
 import os, pathlib
 for name in ("claim", "cache"):
@@ -25,7 +42,8 @@ for name in ("claim", "cache"):
     folder.mkdir()
     os.chown(folder, {USER}, {USER})
 """
-LIST: Final = "import json, os; print(json.dumps(sorted(os.listdir('/models/tiny'))))"
+LIST: Final = "import json, os, sys; print(json.dumps(sorted(os.listdir(sys.argv[1]))))"
+TOKENIZER: Final = [".diptych-download", "config.json", "tokenizer.json"]
 WRITE: Final = "open('/models/tiny/new', 'w')"
 
 pytestmark = pytest.mark.thorough
@@ -63,7 +81,7 @@ def _folder(cluster: Cluster) -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def _files(cluster: Cluster) -> None:
     """A server of the model, by the name `files`, and the secret of who may ask it."""
-    data = {SCRIPT.name: SCRIPT.read_text()}
+    data = {each.name: each.read_text() for each in (SCRIPT, SERVER)}
     labels = {"app": "files"}
     container = {
         **container_of("files", f"/e2e/{SCRIPT.name}"),
@@ -74,7 +92,7 @@ def _files(cluster: Cluster) -> None:
     spec = {"containers": [container], "volumes": volumes}
     cluster.apply(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "files"}, "data": data},
-        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "files"}, "stringData": {TOKEN: "known to few"}},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "files"}, "stringData": SECRET},
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "files", "labels": labels}, "spec": spec},
         {
             "apiVersion": "v1",
@@ -105,6 +123,10 @@ def sent(cluster: Cluster) -> list[dict[str, Any]]:
     return [json.loads(line) for line in cluster.kubectl("logs", "files").splitlines()][1:]
 
 
+def listed(cluster: Cluster, deployment: str, folder: str) -> list[str]:
+    return list(json.loads(cluster.kubectl("exec", f"deployment/{deployment}", "--", "python", "-c", LIST, folder)))
+
+
 def size(cluster: Cluster) -> int:
     return int(json.loads(cluster.kubectl("logs", "files").splitlines()[0])["ready"])
 
@@ -123,8 +145,7 @@ def test_a_job_brings_the_model_once_and_workers_that_waited_serve_it(release: R
 
 def test_routers_have_the_tokenizer_alone_and_nobody_may_write(release: Release, cluster: Cluster) -> None:
     _, routers, prefill, _ = DEPLOYMENTS
-    listed = json.loads(cluster.kubectl("exec", f"deployment/{routers}", "--", "python", "-c", LIST))
-    assert listed == [".diptych-download", "config.json", "tokenizer.json"]
+    assert listed(cluster, routers, "/models/tiny") == TOKENIZER
     for deployment in (routers, prefill):
         with pytest.raises(AssertionError, match="Read-only file system"):
             cluster.kubectl("exec", f"deployment/{deployment}", "--", "python", "-c", WRITE)
@@ -147,6 +168,26 @@ def test_a_folder_of_the_node_is_filled_once_by_workers_that_start_at_the_same_t
     assert "HTTP and gRPC agree" in release.test("answers")
     weights = [each for each in sent(cluster)[before:] if each["path"] == MODEL]
     assert [each["sent"] for each in weights] == [size(cluster)], "four workers, one download"
+
+
+@pytest.mark.parametrize(
+    ("source", "image"),
+    [pytest.param(HUB, IMAGE, id="hub"), pytest.param(BUCKET, CPU_IMAGE, id="bucket")],
+)
+def test_another_source_is_another_job_into_another_folder(
+    release: Release, cluster: Cluster, source: tuple[str, ...], image: str
+) -> None:
+    if not image:
+        pytest.skip("DIPTYCH_E2E_CPU_IMAGE is not set")
+    before, (values, *variables) = len(sent(cluster)), source
+    env = [dict(zip(("name", "value"), each.split("=", 1), strict=True)) for each in variables]
+    release.upgrade(values, f"--set-json=weights.env={json.dumps(env)}", image=image)
+    assert "HTTP and gRPC agree" in release.test("answers")
+    weights = [each for each in sent(cluster)[before:] if each["path"].endswith("model.safetensors")]
+    assert [each["sent"] for each in weights] == [size(cluster)], "two workers of each role, one download"
+    folder = values.partition("model.name=")[2].partition(",")[0]
+    assert listed(cluster, DEPLOYMENTS[1], folder) == TOKENIZER
+    assert "model.safetensors" in listed(cluster, DEPLOYMENTS[2], folder)
 
 
 def test_uninstalling(release: Release) -> None:

@@ -34,6 +34,7 @@ class Kind:
 
 
 USUAL: Final = Kind(num_clients=6, prompt=(8, 400), output=(4, 100))
+LONG_S: Final = 90.0
 LONG: Final = Kind(num_clients=6, prompt=(8, 40), output=(235, 245), hung_s=240)
 
 
@@ -58,6 +59,11 @@ class Window:
 def assert_harmless(window: Window) -> None:
     assert window.answered > 0
     assert (window.failed, window.wrong, window.tried_again) == (0, 0, 0), window.problems
+
+
+def assert_harmless_to_long_streams(window: Window) -> None:
+    assert window.slowest_s > LONG_S
+    assert_harmless(window)
 
 
 class Traffic:

@@ -159,8 +159,14 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def pytest_collection() -> None:
+    """What is imported and collected stays: to look through it for garbage meanwhile, again and again, finds none."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Thousands of items and what was imported for them: garbage collections need not look at them again and again."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
@@ -228,6 +234,13 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     _save_words(folder, config.vocab_size)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_tied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 whose output projection is its embedding, with the same words."""
+    settings = {"head_dim": 16, "num_hidden_layers": 3, "tie_word_embeddings": True, "max_position_embeddings": 512}
+    return _tiny_folder(tmp_path_factory.mktemp("models") / "tied", "Qwen3", settings)
 
 
 @pytest.fixture(scope="session")
@@ -786,13 +799,23 @@ class TinyModel:
     logits: list[Any]  # [prompt and output tokens, vocab_size] of each
 
 
+@pytest.fixture(scope="session")
+def made_families() -> dict[str, TinyModel]:
+    """Models by the names of their cases: tests that name some families find those that others have had made."""
+    return {}
+
+
 @pytest.fixture(scope="session", params=CASES)
-def family_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+def family_model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, made_families: dict[str, TinyModel]
+) -> TinyModel:
     """One of each family and of each of its variants, in several shards."""
     case = (CASES | LONGER)[request.param]
     if not _is_known(case):
         pytest.skip("this transformers knows the family not, or not yet with these settings")
-    return _tiny_model(case, tmp_path_factory.mktemp("tiny"))
+    if request.param not in made_families:
+        made_families[request.param] = _tiny_model(case, tmp_path_factory.mktemp("tiny"))
+    return made_families[request.param]
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Embedded engines whose schedulers share experts: real processes on tiny models, gloo between them."""
+"""Embedded engines whose schedulers share experts, or networks: real processes on tiny models, gloo between them."""
 
 from __future__ import annotations
 
@@ -65,6 +65,20 @@ def test_two_ranks_of_two_schedulers_share_experts_and_latents_are_of_each_sched
 ) -> None:
     options = replace(ONE, dp=2, tp=2, dp_attention=True, overlap_batches=2)
     assert tokens_of(tiny_latent_experts_folder, options) == tokens(reference(tiny_latent_experts_folder))
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "overlap"),
+    [("tiny_folder", 1, 0), ("tiny_tied_folder", 2, 2), ("tiny_latent_folder", 1, 2)],
+    ids=["Llama", "Qwen3 with a tied embedding, two ranks each", "latents"],
+)
+def test_schedulers_that_share_networks_give_the_tokens_of_one(
+    request: pytest.FixtureRequest, reference: Callable[..., Engine], model: str, tp: int, overlap: int
+) -> None:
+    """No layer has experts. Steps of a long prompt are not padded."""
+    folder: Path = request.getfixturevalue(model)
+    options = replace(ONE, max_step_tokens=512, dp=2, tp=tp, dp_attention=True, overlap_batches=overlap)
+    assert tokens_of(folder, options) == tokens(reference(folder))
 
 
 def test_the_death_of_one_scheduler_ends_the_other_and_no_request_waits_for_ever(sharing: Engine) -> None:

@@ -104,7 +104,8 @@ def test_gpus_that_come_by_claims_are_taken_by_the_first_kubernetes_that_has_the
 
 @pytest.mark.parametrize("path", sorted((chart.ROOT / "e2e").glob("*.yaml")), ids=lambda path: str(path.stem))
 def test_the_chart_takes_the_values_of_the_end_to_end_tests(path: Path) -> None:
-    found = chart.template(path.read_text(), scenario="cpu" if path.stem in ("declared", "real_model") else "sim")
+    on_cpus = path.stem in ("declared", "devices", "real_model")
+    found = chart.template(path.read_text(), scenario="cpu" if on_cpus else "sim")
     assert found.returncode == 0, found.stderr
 
 

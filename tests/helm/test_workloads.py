@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import chart
+import promql
 import pytest
 import yaml
 from chart import Objects, objects
@@ -50,19 +51,54 @@ def test_what_is_declared_is_read_by_routers_and_a_change_of_it_restarts_nobody(
     assert parse_declaration(objects()["ConfigMap/r-diptych-declared"]["data"]["declared.toml"], "f") == Declaration()
 
 
-def test_a_pool_at_zero_is_brought_up_by_requests_and_kept_while_one_runs() -> None:
-    keda = "workers: {autoscaling: {minReplicas: 0, keda: {enabled: true, serverAddress: a}}}"
-    zero = f"router: {{options: {{coldWaitS: 300}}}}\n{keda}"
-    found = objects(zero)
+def test_where_it_is_applied_routers_have_no_file_that_refuses_it() -> None:
+    assert objects("declared: {by: null}").pods()[ROUTER] == objects().pods()[ROUTER], "as in values of before"
+    found = objects("declared: {by: apply}")
+    assert [each for each in args(found, ROUTER) if each.startswith("--declared-file")] == []
+    assert "ConfigMap/r-diptych-declared" not in found
+    named = {each["name"] for each in found.pods()[ROUTER]["spec"]["volumes"]}
+    assert "declared" not in named | {each["name"] for each in found.container(ROUTER)["volumeMounts"]}
+
+
+AT_ZERO = """
+router: {options: {coldWaitS: 300}}
+workers: {autoscaling: {minReplicas: 0, keda: {enabled: true, serverAddress: a}}}
+"""
+
+
+def test_a_pool_at_zero_is_brought_up_by_requests_alone() -> None:
+    found = objects(AT_ZERO)
     scalers = found.of_kind("ScaledObject")
     assert {(each["spec"]["minReplicaCount"], each["spec"]["cooldownPeriod"]) for each in scalers} == {(0, 900)}
     for each in scalers:
         first, *others = [trigger["metadata"] for trigger in each["spec"]["triggers"]]
-        here = 'namespace="ns",app_kubernetes_io_instance="r"'
-        assert first["query"] == f"sum(diptych_router_requests_running{{{here}}}) or vector(0)"
         assert (first["activationThreshold"], first["threshold"]) == ("0", "1000000")
         assert all(trigger["query"].endswith(" or vector(0)") for trigger in others)
     assert "--cold-wait-s=300" in args(found, ROUTER)
+
+
+@pytest.mark.parametrize(
+    ("running", "offered", "is_active"),
+    [
+        ((0, 0, 0), (7, 7, 7), False),
+        ((0, 0, 1), (7, 7, 7), True),  # one that came before, or waits for workers
+        ((0, 0, 0), (7, 7, 8), True),  # one that came and went between two scrapes
+        ((), (), False),  # no router tells
+    ],
+)
+def test_a_pool_at_zero_is_kept_for_two_minutes_behind_each_request(
+    running: tuple[int, ...], offered: tuple[int, ...], is_active: bool
+) -> None:
+    here = {"namespace": "ns", "app_kubernetes_io_instance": "r"}
+    gauge = frozenset({promql.NAME: "diptych_router_requests_running", **here}.items())
+    counter = frozenset({promql.NAME: "diptych_router_offered_total", **here, "tier": "default"}.items())
+    scrapes = [
+        promql.Scrape(15.0 * number, {gauge: now, counter: count})
+        for number, (now, count) in enumerate(zip(running, offered, strict=True))
+    ] or [promql.Scrape(0.0, {})]
+    for each in objects(AT_ZERO).of_kind("ScaledObject"):
+        (value,) = promql.evaluate(each["spec"]["triggers"][0]["metadata"]["query"], scrapes).values()
+        assert (value > 0) == is_active
 
 
 def test_a_slice_of_a_gpu_is_a_gpu_by_another_name() -> None:

@@ -135,6 +135,8 @@ WRONG = {
     "declared: {adapters: {sql: ''}}": "at '/declared/adapters/sql': minLength: got 0, want 1",
     "declared: {adapters: {'a b': /x}}": "invalid propertyName 'a b'",
     "declared: {pools: {'a b': 1}}": "invalid propertyName 'a b'",
+    "declared: {by: apply, adapters: {sql: /x}}": "so what declared.adapters says would be heard by",
+    "declared: {by: apply, logLevel: debug}": "declared.by is apply, so what declared.logLevel says",
     "router: {batches: {store: 's3://a', existingClaim: b}}": "router.batches: name a store or an existingClaim",
     "{router: {batches: {store: 's3://a'}}, image: {variant: sim}}": "router.batches.store is a bucket",
     "gateway: {grpc: {enabled: true}}": "gateway.grpc.parentRefs is empty: name the Gateway",

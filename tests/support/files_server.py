@@ -33,8 +33,8 @@ class FilesServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        super().__init__((host, port), _Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.files: dict[str, bytes] = {}
         self.sent: dict[str, int] = {}
@@ -48,6 +48,13 @@ class FilesServer(ThreadingHTTPServer):
         self.token = ""  # that is asked for
         self.takes_ranges = True
         self.num_misplaced = 0  # answers to ranges that begin where the file does, and say so
+
+    def admits(self, authorization: str) -> bool:
+        return not self.token or authorization == f"Bearer {self.token}"
+
+    def has_sent(self, path: str, begin: int, nbytes: int) -> None:
+        """Count bytes of a file, from this place on. It may be called from several threads."""
+        self.sent[path] = self.sent.get(path, 0) + nbytes
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Clients may be killed."""
@@ -67,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         self.server.asked.append(f"{self.command} {path}")
         status = next((code for part, code in self.server.statuses.items() if part in path), 0)
-        if self.server.token and self.headers.get("authorization") != f"Bearer {self.server.token}":
+        if not self.server.admits(self.headers.get("authorization", "")):
             status = 401
         if status:
             return self._send(status, b"")
@@ -125,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.goes_on.wait()
             self.close_connection = True
             return
-        self.server.sent[path] = self.server.sent.get(path, 0) + len(body)
+        self.server.has_sent(path, begin, len(body))
 
     def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)

@@ -85,10 +85,11 @@ spec:
     {{- else }}
     {{- $orZero := gt (int $autoscaling.minReplicas) 0 | ternary "" " or vector(0)" }}{{/* of a pool at zero nobody tells */}}
     {{- if not (int $autoscaling.minReplicas) }}
-    - type: prometheus # brings the pool up for whoever waits, and keeps it while anybody is served; it never asks for a second worker
+    - type: prometheus # brings the pool up for whoever waits, and keeps it while anybody is served or came just now, be it between two scrapes; it never asks for a second worker
       metadata:
         serverAddress: {{ $autoscaling.keda.serverAddress }}
-        query: {{ printf "sum(diptych_router_requests_running{%s}) or vector(0)" (include "diptych.seriesLabels" $.root) | squote }}
+        {{- $here := include "diptych.seriesLabels" $.root }}
+        query: {{ printf "sum(diptych_router_requests_running{%s}) + sum(rate(diptych_router_offered_total{%s}[2m])) or vector(0)" $here $here | squote }}
         threshold: "1000000"
         activationThreshold: "0"
         ignoreNullValues: "false"

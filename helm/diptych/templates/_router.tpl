@@ -15,6 +15,11 @@ ipFamilies: {{ toJson . }}
 {{- end }}
 {{- end }}
 
+{{/* Whether routers read what they see to in a file; values of a release of before do not say so. */}}
+{{- define "diptych.declaresByFile" -}}
+{{- if ne (.Values.declared.by | default "values") "apply" }}true{{ end -}}
+{{- end }}
+
 {{/* What routers see to, as TOML; JSON's strings are TOML's. */}}
 {{- define "diptych.declared" -}}
 {{- with .Values.declared.logLevel }}
@@ -32,8 +37,15 @@ log_level = {{ toJson . }}
 {{- end }}
 {{- end }}
 
-{{/* Pools that are declared and not there, or there and not declared: each would serve otherwise than meant. */}}
+{{/* Pools that are declared and not there, or there and not declared: each would serve otherwise than meant. And what nobody reads. */}}
 {{- define "diptych.declaredProblems" -}}
+{{- if not (include "diptych.declaresByFile" .) -}}
+{{- range $name, $said := omit .Values.declared "by" }}
+{{- if $said }}
+declared.by is apply, so what declared.{{ $name }} says would be heard by nobody: leave it out, and give it to `diptych apply`
+{{- end }}
+{{- end }}
+{{- end -}}
 {{- $weights := .Values.declared.pools -}}
 {{- if $weights -}}
 {{- $there := dict -}}
@@ -63,9 +75,11 @@ initContainers:
 volumes:
   {{- include "diptych.volumes" . | nindent 2 }}
   {{- include "diptych.modelVolumes" . | nindent 2 }}
+  {{- if include "diptych.declaresByFile" .root }}
   - name: declared
     configMap:
       name: {{ include "diptych.fullname" .root }}-declared
+  {{- end }}
   {{- if not .root.Values.apiKeys.open }}
   - name: api-keys
     secret:
@@ -109,7 +123,9 @@ args:
   - --grpc-port=9000
   - --health-port=8081
   - --drain-s={{ .values.drainSeconds }}
+  {{- if include "diptych.declaresByFile" .root }}
   - --declared-file=/etc/diptych/declared/declared.toml
+  {{- end }}
   - --console={{ .values.console.enabled | ternary "on" "off" }}
   {{- if .values.console.text }}
   - --console-text
@@ -174,9 +190,11 @@ securityContext:
 volumeMounts:
   {{- include "diptych.volumeMounts" . | nindent 2 }}
   {{- include "diptych.modelMounts" .root | nindent 2 }}
+  {{- if include "diptych.declaresByFile" .root }}
   - name: declared
     mountPath: /etc/diptych/declared
     readOnly: true
+  {{- end }}
   {{- if not .root.Values.apiKeys.open }}
   - name: api-keys
     mountPath: /etc/diptych/api-keys

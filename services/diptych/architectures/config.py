@@ -536,3 +536,7 @@ class ModelConfig:
 
     def is_moe(self, layer: int) -> bool:
         return self.moe is not None and layer not in self.moe.dense_layers
+
+    @property
+    def has_experts(self) -> bool:
+        return any(self.is_moe(layer) for layer in range(self.num_layers))

@@ -285,7 +285,7 @@ def test_a_gateway_is_shown_a_certificate_if_none_is_given() -> None:
         serving = build(PickerConfig(bootstrap=("127.0.0.1:1",), port=0))
         stop = Stop()
         task = asyncio.create_task(run(serving, stop, linger_s=0.0, drain_s=0.0))
-        shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", serving.port), timeout=5)
+        shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", serving.port), timeout=HUNG_S)
         credentials = grpc.ssl_channel_credentials(shown.encode())
         named = [("grpc.ssl_target_name_override", "diptych-picker")]
         async with grpc.aio.secure_channel(f"127.0.0.1:{serving.port}", credentials, named) as channel:

@@ -316,3 +316,18 @@ def test_who_acts_is_given_a_floor_that_serves(value: dict[str, Any], words: str
     replace(ACTS, act=False, **value).validate()
     with pytest.raises(ConfigError, match=words):
         replace(ACTS, **value).validate()
+
+
+def test_pools_of_which_nobody_tells_are_as_large_as_they_were_and_never_of_one_token() -> None:
+    """While workers start nobody says how large a KV pool is: more of them would hold no request either."""
+    coming = Instance(instance_id=1, role=ROLE_UNIFIED, state=INSTANCE_STATE_STARTING)
+    watcher = Watcher(CONFIG, H200_LLAMA_8B)
+    for number in range(8):
+        plan = watcher.round(seen(1000.0 + 15 * number, [coming], load(number, 0.5, 2000))).plan
+    assert plan.sizes == Sizes(both=1)
+    assert Why.HOLDS in plan.why
+    watcher.round(seen(1120.0, [worker(1)], load(8, 0.5, 2000)))
+    known = watcher.capacity
+    watcher.round(seen(1135.0, [coming], load(9, 0.5, 2000)))
+    assert watcher.capacity == known
+    assert known.kv_tokens == 50_000 * CONFIG.page_size

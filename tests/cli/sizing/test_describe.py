@@ -303,6 +303,28 @@ def test_schedulers_that_share_experts_have_all_but_those_each(
         main(DescribeConfig(model=str(tmp_path), dp_attention=512))
 
 
+def test_schedulers_that_share_networks_have_all_but_those_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of AWQ's integers a GPU may have no part of a group."""
+    config = transformers.Qwen3Config(architectures=["Qwen3ForCausalLM"], intermediate_size=22016)
+    config.save_pretrained(tmp_path)
+    alone, shared = described(tmp_path, capsys, tp=2), described(tmp_path, capsys, tp=2, dp_attention=4)
+    networks = 32 * 3 * 4096 * 22016 * 2
+    assert alone["gpu"]["weights_bytes"] - shared["gpu"]["weights_bytes"] == networks // 2 * 3 // 4
+    assert shared["gpu"]["page_bytes"] == alone["gpu"]["page_bytes"]
+    assert main(DescribeConfig(model=str(tmp_path), tp=2, dp_attention=4, gpus_per_node=8)) == 0
+    told = capsys.readouterr().out
+    assert "a part of the feed-forward networks of 4 schedulers, at most" in told
+    assert "the smallest for a request of the whole context: --tp 1\n" in told
+    with pytest.raises(ConfigError, match="6 ranks do not divide the 22016 feed-forward columns"):
+        main(DescribeConfig(model=str(tmp_path), dp_attention=6))
+    config.quantization_config = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"--tp 1 with --dp-attention 8 leaves a rank 2752 of the 22016 columns of"):
+        main(DescribeConfig(model=str(tmp_path), dp_attention=8))
+
+
 def test_experts_in_mxfp4_take_four_bits_a_weight_and_their_scales(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

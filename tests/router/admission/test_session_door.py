@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from diptych.common.errors import Conflict, Unavailable
+from diptych.router.admission.session_desk import SessionDesk
 from diptych.router.admission.session_door import RETRY_S, SessionDoor
 from diptych.router.admission.session_line import TICKET_S, Key
 from diptych.router.metrics import SessionLineUsage
@@ -223,7 +224,10 @@ def test_metrics_do_not_count_what_has_ended_though_nobody_waits() -> None:
     async def test(world: World) -> None:
         assert await world.door.wait(A, 100, LONG_S)
         world.now_s += TICKET_S + 1
-        found = {each.name: each.samples[0].value for each in SessionLineUsage(world.door).collect()}
+        found = {
+            each.name: each.samples[0].value
+            for each in SessionLineUsage(SessionDesk([world.door], lambda: world.now_s)).collect()
+        }
         assert found["diptych_router_session_line_in"] == found["diptych_router_session_line_tokens"] == 0
         assert found["diptych_router_session_line_expired"] == 1
 

@@ -70,6 +70,7 @@ class Watcher:
     since_s: dict[Mark, float] = field(default_factory=dict)
     starts: StartTimes = field(default_factory=StartTimes)
     lens: Lens = USUAL  # of requests, lately
+    num_pages: int = MANY  # of a KV pool, as the last worker said that said something; a guess before
     last: Plan | None = None
 
     def round(self, seen: Seen) -> Scene:
@@ -89,15 +90,20 @@ class Watcher:
         self.last = made
         return Scene(made, workers, pod_of, seen.cluster)
 
+    @property
+    def capacity(self) -> Capacity:
+        """Return what a worker can do, as far as is known."""
+        return Capacity(self.step_model, self.num_pages * self.config.page_size, num_gpus=self.config.tp)
+
     def _observed(self, seen: Seen, workers: tuple[Worker, ...]) -> Observed:
-        pages = max((each.load.total_pages for each in seen.listed), default=0)
+        self.num_pages = max((each.load.total_pages for each in seen.listed), default=0) or self.num_pages
         num_queued, num_waiting = _queued(seen)
         return Observed(
             seen.now_s,
             workers,
             offered_by(self.samples, self.config.windows_s, self.lens),
             self.config.goal,
-            Capacity(self.step_model, pages * self.config.page_size or 1, num_gpus=self.config.tp),
+            self.capacity,
             self._limits(seen, workers),
             num_queued,
             round(num_waiting * (self.lens.prompt - self.lens.cached)),

@@ -34,7 +34,24 @@ from diptych.v1.worker_pb2 import LINK_STATE_UP, Drain, FileTierStatus, LegStats
 if TYPE_CHECKING:
     from diptych.common.trust.tls import Tls
 
-TRANSFER_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+TRANSFER_BUCKETS: Final = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    120.0,
+)
 
 Statuses = Mapping[int, WorkerStatus | None]  # by data-parallel rank; None: its scheduler does not answer
 Answered = Mapping[int, WorkerStatus]

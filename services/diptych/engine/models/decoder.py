@@ -19,7 +19,7 @@ from diptych.engine.models.ends import RELEASED, new_ends
 from diptych.engine.models.layer import Layer, new_layer
 from diptych.engine.models.layers.attention import Projections
 from diptych.engine.models.layers.buffers import Buffers, Widths
-from diptych.engine.models.layers.layer_communicator import LayerCommunicator, Stream
+from diptych.engine.models.layers.layer_communicator import LayerCommunicator, Layout, Stream
 from diptych.engine.models.layers.recurrent import trials
 from diptych.engine.models.layers.recurrent.trials import LayerStates
 from diptych.engine.models.layers.row_joint import HeadJoint, RowJoint
@@ -331,7 +331,9 @@ class Decoder:
     def _project_out(self, layer: Layer, attention: Projections, stream: Stream, buffers: Buffers) -> None:
         found = attention.project_out(buffers)
         next_norm = layer.next_norm if layer.ffn is None else layer.ffn_norm
-        self._communicator.add(stream, found, buffers.delta, layer.attention_post_norm, next_norm, buffers.normed)
+        wanted = Layout.WHOLE if layer.ffn is None else layer.ffn.reads(len(buffers.normed))
+        added = buffers.delta, layer.attention_post_norm, next_norm, buffers.normed
+        self._communicator.add(stream, found, *added, wanted)
 
 
 def _new_tower(config: ModelConfig, weights: Weights, dtype: torch.dtype) -> VisionTower:

@@ -103,7 +103,8 @@ class EngineOptions:
     dp: int = option(1, help="schedulers side by side, each with all weights (data parallel)", group="engine")
     dp_attention: bool = option(
         False,
-        help="schedulers of --dp share one set of experts, and step at once; attention and KV are each one's own",
+        help="schedulers of --dp share one set of experts, or of a dense model its feed-forward networks, and step at"
+        " once; attention and KV are each one's own",
         group="engine",
     )
     redundant_experts: int = option(
@@ -120,7 +121,7 @@ class EngineOptions:
     overlap_batches: int = option(
         0,
         help="steps of --dp-attention with so many tokens are computed in halves: one computes while tokens of"
-        " the other travel to experts; 0: none are",
+        " the other travel to experts, or to other ranks; 0: none are",
         group="engine",
     )
     num_threads: int = option(1, help="CPU threads for the model, of each process", group="engine")
@@ -233,9 +234,9 @@ class EngineOptions:
                     raise ConfigError(f"--{name.replace('_', '-')} is for --dp-attention: give that, too")
             return
         if self.dp == 1:
-            raise ConfigError("--dp-attention needs --dp above 1: the schedulers that share experts")
+            raise ConfigError("--dp-attention needs --dp above 1: the schedulers that share experts, or networks")
         if self.device == "sim":
-            raise ConfigError("--device sim computes no experts that schedulers could share: leave out --dp-attention")
+            raise ConfigError("--device sim computes nothing that schedulers could share: leave out --dp-attention")
         if self.overlap == "on" and self.device == "cpu":
             raise ConfigError("--overlap on is not for --dp-attention on CPUs, where all step at once: leave it out")
         if parse_speculate(self.speculate).has_layers:

@@ -40,21 +40,26 @@ class ModelPart:
         if communicator is None:
             adapted = with_output(place(source.config))
             return ModelPart(source.config, place(source.config), source.tensors(), lambda ops: ops, adapted)
-        experts, moe = communicator.experts, source.config.moe
-        if experts is None or moe is None:
-            layers = own_layers(source.config, communicator.stages)
-            shard = Shard(communicator.rank, communicator.size, whole_experts, layers=layers)
-        else:
-            owned = partial(experts.own, num_experts=moe.num_experts)
-            shard = Shard(communicator.rank, communicator.size, whole_experts=True, owned=owned)
+        shard = _shard(source.config, communicator, whole_experts)
         cuts = shard.placement(source.config, place)
         return ModelPart(
             config=shard.config(source.config),
             placement=[(name, tuple(cut.local for cut in each)) for name, each in cuts if each],
             tensors=cut_tensors(source.tensors(), cuts),
-            wrap=lambda ops: TensorParallelOps(ops, communicator) if communicator.size > 1 or experts else ops,
+            wrap=lambda ops: (
+                TensorParallelOps(ops, communicator) if communicator.size > 1 or communicator.experts else ops
+            ),
             adapted=adapted_placement(source.config, shard),
         )
+
+
+def _shard(config: ModelConfig, communicator: Communicator, whole_experts: bool) -> Shard:
+    rank, size, sharing, moe = communicator.rank, communicator.size, communicator.experts, config.moe
+    if sharing is None:
+        return Shard(rank, size, whole_experts, layers=own_layers(config, communicator.stages))
+    if moe is None or not config.has_experts:
+        return Shard(rank, size, network=Shard(sharing.rank, sharing.size))
+    return Shard(rank, size, whole_experts=True, owned=partial(sharing.own, num_experts=moe.num_experts))
 
 
 def own_layers(config: ModelConfig, stages: Stages | None) -> range | None:

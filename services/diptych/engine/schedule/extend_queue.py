@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, TypeAlias
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.aside import Reason
-from diptych.engine.schedule.pace.step_pace import NextPrompt
+from diptych.engine.schedule.pace.prompts import NextPrompt
 from diptych.engine.schedule.packing import Packing
 from diptych.engine.schedule.policies import arrival, due_s, gives_way
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight, common_len

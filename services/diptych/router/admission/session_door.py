@@ -13,11 +13,12 @@ from diptych.router.admission.session_line import TICKET_S, Key, SessionLine
 
 LOOK_S: Final = 1.0  # between looks at the pools, and at who is gone, while anybody waits
 SOON_S: Final = 0.01  # in which all that ends is looked at once: a look goes through the whole line
+LEFT: Final = "this router leaves: open the session at another one"
 RETRY_S: Final = 5  # after which a client that stopped waiting is told to ask again
 
 
 class SessionDoor:
-    """The line of one router process. It is the event loop's alone."""
+    """The line of a router for one model. It is the event loop's alone."""
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class SessionDoor:
             raise self._left()
 
     def _left(self) -> Unavailable:
-        return Unavailable("this router leaves: open the session at another one", retry_after_s=1)
+        return Unavailable(LEFT, retry_after_s=1)
 
     def _words(self, key: Key) -> str:
         why = "the KV pools are full of other sessions' contexts"

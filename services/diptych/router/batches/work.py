@@ -393,8 +393,10 @@ class JobWork:
 
     async def _wait_for_news(self, feeding: asyncio.Future[None]) -> None:
         news = asyncio.ensure_future(self._news.wait())
-        await asyncio.wait((feeding, news), timeout=self._bench.tick_s, return_when=asyncio.FIRST_COMPLETED)
-        news.cancel()
+        try:
+            await asyncio.wait((feeding, news), timeout=self._bench.tick_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
         self._news.clear()
 
     def _is_flush_due(self) -> bool:

@@ -22,7 +22,7 @@ TTFT_BOUNDS: Final = (
     300.0,
     600.0,
 )  # seconds
-ITL_BOUNDS: Final = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 1.0, 5.0)
+ITL_BOUNDS: Final = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 1.0, 5.0, 30.0, 120.0, 600.0)
 
 
 class Served(NamedTuple):

@@ -26,10 +26,13 @@ class LateModule(ModuleType):
     thread = 0
 
     def __getattr__(self, name: str) -> Any:
-        if name != "handlers":
+        if name != "WeightRequests":
             raise AttributeError(name)
         self.thread = threading.get_ident()
-        return lambda groups, drain_s: {VERSION: self.answer}
+        return lambda groups, drain_s: self
+
+    def handlers(self) -> Any:
+        return {VERSION: self.answer}
 
     async def answer(self, request: Request) -> tuple[int, dict[str, str]]:
         return 200, {"a": "7"}

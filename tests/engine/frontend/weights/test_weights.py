@@ -14,7 +14,7 @@ from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.sessions import Sessions
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.frontend.weights.weight_changes import go_on, pause, release, take_back, update_weights
-from diptych.engine.frontend.weights.weight_requests import handlers
+from diptych.engine.frontend.weights.weight_requests import WeightRequests
 from diptych.engine.frontend.weights.weight_routes import POSTS, VERSION
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
 from diptych.v1.admin_pb2 import AdminAnswer, SwitchWeightsResult, UpdateWeightsRequest
@@ -219,4 +219,4 @@ def test_requests_that_make_no_sense_change_nothing(fields: dict[str, Any], word
 
 
 def test_every_path_is_answered_and_no_other() -> None:
-    assert {*POSTS, VERSION} == handlers(list, 0.0).keys()
+    assert {*POSTS, VERSION} == WeightRequests(list, 0.0).handlers().keys()

@@ -36,6 +36,10 @@ class Fields(BaseModel):
 
     drain_s: float | None = Field(default=None, ge=0)  # for what runs to finish; the rest is handed back
 
+    def drain_ms(self, drain_s: float) -> int:
+        """Return for how long what runs may finish; `drain_s`: where the caller does not say it."""
+        return round(1000 * (drain_s if self.drain_s is None else self.drain_s))
+
 
 class DiskFields(Fields):
     """The body of /update_weights_from_disk."""
@@ -47,6 +51,15 @@ class DiskFields(Fields):
     abort_all_requests: bool = False  # drain_s 0
     load_format: None = None  # as the worker was started with
 
+    def wanted(self, drain_s: float) -> UpdateWeightsRequest:
+        """Raises `InvalidRequest`."""
+        if not self.flush_cache:
+            words = "KV of the old weights is never used with new ones"
+            raise InvalidRequest(f"flush_cache=false: {words}", param="flush_cache")
+        drain_ms = 0 if self.abort_all_requests else self.drain_ms(drain_s)
+        version, in_place = self.weight_version, self.in_place
+        return UpdateWeightsRequest(model=self.model_path, version=version, in_place=in_place, drain_ms=drain_ms)
+
 
 class TensorFields(Fields):
     """The body of /update_weights_from_tensor, or its query."""
@@ -54,6 +67,11 @@ class TensorFields(Fields):
     files: list[str] = Field(default_factory=list)
     weight_version: str = ""
     flush_cache: bool = True
+
+    def wanted(self, drain_s: float) -> UpdateWeightsRequest:
+        more_comes, version = not self.flush_cache, self.weight_version
+        drain_ms = self.drain_ms(drain_s)
+        return UpdateWeightsRequest(files=self.files, version=version, more_comes=more_comes, drain_ms=drain_ms)
 
 
 class MemoryFields(Fields):
@@ -83,6 +101,16 @@ class JoinFields(GroupFields):
     world_size: int = Field(ge=2)
     backend: str = "gloo"
 
+    def wanted(self) -> JoinGroup:
+        return JoinGroup(
+            name=self.group_name,
+            host=self.master_address,
+            port=self.master_port,
+            first_rank=self.rank_offset,
+            world_size=self.world_size,
+            backend=self.backend,
+        )
+
 
 class DistributedFields(GroupFields):
     """The body of /update_weights_from_distributed."""
@@ -93,120 +121,110 @@ class DistributedFields(GroupFields):
     weight_version: str = ""
     flush_cache: bool = True
 
+    def wanted(self, drain_s: float) -> UpdateWeightsRequest:
+        """Raises `InvalidRequest`."""
+        return UpdateWeightsRequest(
+            group=self.group_name,
+            tensors=self._announced(),
+            version=self.weight_version,
+            more_comes=not self.flush_cache,
+            drain_ms=self.drain_ms(drain_s),
+        )
+
+    def _announced(self) -> list[AnnouncedTensor]:
+        if not len(self.names) == len(self.dtypes) == len(self.shapes) > 0:
+            raise InvalidRequest("names, dtypes and shapes must be lists of one length, and not empty", param="names")
+        if any(size < 0 for shape in self.shapes for size in shape):
+            raise InvalidRequest("no size of a tensor is negative", param="shapes")
+        each = zip(self.names, (dtype.removeprefix("torch.") for dtype in self.dtypes), self.shapes, strict=True)
+        return [AnnouncedTensor(name=name, dtype=dtype, shape=shape) for name, dtype, shape in each]
+
 
 class PauseFields(Fields):
     """The body of /pause_generation."""
 
     mode: str = "abort"  # which hands back: routers place what ran elsewhere, or keep it until it goes on
 
+    def check(self) -> None:
+        """Raises `InvalidRequest`."""
+        if self.mode != "abort":
+            raise InvalidRequest("mode must be 'abort': requests don't outlive the KV of other weights", param="mode")
+
 
 F = TypeVar("F", bound=Fields)
 
 
-def handlers(groups: Groups, drain_s: float) -> Mapping[str, Handler]:
-    """Return who answers each path. `drain_s`: for what runs to finish, where the caller does not say it."""
+class WeightRequests:
+    """Who answers each path."""
 
-    async def version(request: Request) -> Answer:
-        return 200, {name_of(group.instance_id): group.weights_version for group in named(groups(), request)}
+    def __init__(self, groups: Groups, drain_s: float) -> None:
+        """`drain_s`: for what runs to finish, where the caller does not say it."""
+        self._groups = groups
+        self._drain_s = drain_s
 
-    async def from_disk(request: Request) -> Answer:
-        fields = await _fields(request, DiskFields)
-        if not fields.flush_cache:
-            raise InvalidRequest(
-                "flush_cache=false: KV of the old weights is never used with new ones", param="flush_cache"
-            )
-        within_s = 0.0 if fields.abort_all_requests else _or(fields.drain_s, drain_s)
-        wanted = UpdateWeightsRequest(
-            model=fields.model_path,
-            version=fields.weight_version,
-            in_place=fields.in_place,
-            drain_ms=round(1000 * within_s),
-        )
-        return await _update_all(named(groups(), request), wanted)
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "/weight_version": self._version,
+            "/release_memory_occupation": self._release,
+            "/resume_memory_occupation": self._resume,
+            "/init_weights_update_group": self._join,
+            "/update_weights_from_distributed": self._from_distributed,
+            "/destroy_weights_update_group": self._leave,
+            "/update_weights_from_disk": self._from_disk,
+            "/update_weights_from_tensor": self._from_tensor,
+            "/pause_generation": self._pause,
+            "/continue_generation": self._continue,
+        }
 
-    async def from_tensor(request: Request) -> Answer:
-        chosen = named(groups(), request)
+    async def _version(self, request: Request) -> Answer:
+        return 200, {name_of(group.instance_id): group.weights_version for group in self._named(request)}
+
+    async def _from_disk(self, request: Request) -> Answer:
+        wanted = (await _fields(request, DiskFields)).wanted(self._drain_s)
+        return await _update_all(self._named(request), wanted)
+
+    async def _from_tensor(self, request: Request) -> Answer:
+        chosen = self._named(request)
         async with _tensors(request) as fields:
-            wanted = UpdateWeightsRequest(
-                files=fields.files,
-                version=fields.weight_version,
-                more_comes=not fields.flush_cache,
-                drain_ms=round(1000 * _or(fields.drain_s, drain_s)),
-            )
-            return await _update_all(chosen, wanted)
+            return await _update_all(chosen, fields.wanted(self._drain_s))
 
-    async def stop(request: Request) -> Answer:
-        fields, chosen = await _fields(request, PauseFields), named(groups(), request)
-        if fields.mode != "abort":
-            raise InvalidRequest("mode must be 'abort': requests don't outlive the KV of other weights", param="mode")
-        return await _each(chosen, lambda group: pause(group, _or(fields.drain_s, 0.0)))
+    async def _from_distributed(self, request: Request) -> Answer:
+        wanted = (await _fields(request, DistributedFields)).wanted(self._drain_s)
+        return await _update_all(self._named(request), wanted)
 
-    async def go(request: Request) -> Answer:
+    async def _pause(self, request: Request) -> Answer:
+        fields, chosen = await _fields(request, PauseFields), self._named(request)
+        fields.check()
+        return await _each(chosen, lambda group: pause(group, fields.drain_s or 0.0))
+
+    async def _continue(self, request: Request) -> Answer:
         await _fields(request, Fields)
-        return await _each(named(groups(), request), go_on)
+        return await _each(self._named(request), go_on)
 
-    async def join(request: Request) -> Answer:
-        fields, chosen = await _fields(request, JoinFields), named(groups(), request)
+    async def _join(self, request: Request) -> Answer:
+        fields, chosen = await _fields(request, JoinFields), self._named(request)
         if len(chosen) > 1:
-            raise InvalidRequest(
-                "each instance has ranks of its own in a group: say which with instance=", param="instance"
-            )
-        group = JoinGroup(
-            name=fields.group_name,
-            host=fields.master_address,
-            port=fields.master_port,
-            first_rank=fields.rank_offset,
-            world_size=fields.world_size,
-            backend=fields.backend,
-        )
-        return await _each(chosen, lambda each: administer(each, AdminCommand(join_group=group)))
+            words = "each instance has ranks of its own in a group: say which with instance="
+            raise InvalidRequest(words, param="instance")
+        command = AdminCommand(join_group=fields.wanted())
+        return await _each(chosen, lambda group: administer(group, command))
 
-    async def from_distributed(request: Request) -> Answer:
-        fields = await _fields(request, DistributedFields)
-        wanted = UpdateWeightsRequest(
-            group=fields.group_name,
-            tensors=_announced(fields),
-            version=fields.weight_version,
-            more_comes=not fields.flush_cache,
-            drain_ms=round(1000 * _or(fields.drain_s, drain_s)),
-        )
-        return await _update_all(named(groups(), request), wanted)
-
-    async def leave(request: Request) -> Answer:
+    async def _leave(self, request: Request) -> Answer:
         fields = await _fields(request, GroupFields)
         command = AdminCommand(leave_group=fields.group_name)
-        return await _each(named(groups(), request), lambda each: administer(each, command))
+        return await _each(self._named(request), lambda group: administer(group, command))
 
-    async def free(request: Request) -> Answer:
-        fields, chosen = await _fields(request, MemoryFields), named(groups(), request)
+    async def _release(self, request: Request) -> Answer:
+        fields, chosen = await _fields(request, MemoryFields), self._named(request)
         fields.check()
-        return await _each(chosen, lambda group: release(group, _or(fields.drain_s, drain_s)))
+        return await _each(chosen, lambda group: release(group, fields.drain_ms(self._drain_s) / 1000))
 
-    async def resume(request: Request) -> Answer:
+    async def _resume(self, request: Request) -> Answer:
         (await _fields(request, MemoryFields)).check()
-        return await _each(named(groups(), request), take_back)
+        return await _each(self._named(request), take_back)
 
-    return {
-        "/weight_version": version,
-        "/release_memory_occupation": free,
-        "/resume_memory_occupation": resume,
-        "/init_weights_update_group": join,
-        "/update_weights_from_distributed": from_distributed,
-        "/destroy_weights_update_group": leave,
-        "/update_weights_from_disk": from_disk,
-        "/update_weights_from_tensor": from_tensor,
-        "/pause_generation": stop,
-        "/continue_generation": go,
-    }
-
-
-def _announced(fields: DistributedFields) -> list[AnnouncedTensor]:
-    if not len(fields.names) == len(fields.dtypes) == len(fields.shapes) > 0:
-        raise InvalidRequest("names, dtypes and shapes must be lists of one length, and not empty", param="names")
-    if any(size < 0 for shape in fields.shapes for size in shape):
-        raise InvalidRequest("no size of a tensor is negative", param="shapes")
-    each = zip(fields.names, fields.dtypes, fields.shapes, strict=True)
-    return [AnnouncedTensor(name=name, dtype=dtype.removeprefix("torch."), shape=shape) for name, dtype, shape in each]
+    def _named(self, request: Request) -> Sequence[WorkerGroup]:
+        return named(self._groups(), request)
 
 
 async def _update_all(groups: Sequence[WorkerGroup], wanted: UpdateWeightsRequest) -> Answer:
@@ -239,10 +257,6 @@ def named(groups: Sequence[WorkerGroup], request: Request) -> Sequence[WorkerGro
     if not chosen:
         raise NotFound(f"no instance {name} here; there is: {', '.join(name_of(g.instance_id) for g in groups)}")
     return chosen
-
-
-def _or(given: float | None, otherwise: float) -> float:
-    return otherwise if given is None else given
 
 
 async def _fields(request: Request, kind: type[F]) -> F:

@@ -63,6 +63,6 @@ def weight_routes(
 def _handler(
     path: str, groups: Callable[[], Sequence[WorkerGroup]], drain_s: float
 ) -> Callable[[Request], Awaitable[Answer]]:
-    from diptych.engine.frontend.weights.weight_requests import handlers
+    from diptych.engine.frontend.weights.weight_requests import WeightRequests
 
-    return handlers(groups, drain_s)[path]
+    return WeightRequests(groups, drain_s).handlers()[path]
