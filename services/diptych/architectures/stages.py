@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 _EMBEDDING: Final = "embed"  # how targets before the layers begin,
 _BEFORE: Final = (_EMBEDDING, "vision.")  # or those that make rows in place of embeddings
-_KIND_WORDS: Final = ("that attend", "that keep a state")
-_KINDS: Final = "layers that attend, and layers that keep a state"
 _OWN: Final = "a first layer from which on all attend to what layers of the stage choose and keep"
 NEARLY: Final = 1.01  # of the lightest that the heaviest stage may weigh, where that leaves more pages
 _PLACES: Final = "as many layers of each window's pages as of those that see all: --kv-windows keep needs none"
@@ -36,7 +34,7 @@ def stage_layers(config: ModelConfig, num_stages: int) -> tuple[range, ...]:
     if num_stages == 1:
         return (range(config.num_layers),)
     check_stages(config, num_stages)
-    cuts = _best_cut(_weights(config), num_stages, _kinds(config), _ends(config))
+    cuts = _best_cut(_weights(config), num_stages, [*_kinds(config).values()], _ends(config))
     if cuts is None:
         raise ConfigError(f"--pp {num_stages}: no cut gives each stage of {config.model_id} {_lacking(config)}")
     return tuple(range(start, end) for start, end in pairwise((0, *cuts, config.num_layers)))
@@ -46,7 +44,7 @@ def _lacking(config: ModelConfig) -> str:
     """Say what each stage is to have."""
     if config.indexer is not None or config.sources:
         return _OWN
-    return _KINDS if len(config.page_groups) == 1 else _PLACES
+    return ", and ".join(f"layers {words}" for words in _kinds(config)) if len(config.page_groups) == 1 else _PLACES
 
 
 def of_stage(config: ModelConfig, layers: range) -> ModelConfig:
@@ -81,7 +79,8 @@ def _stage(config: ModelConfig, layers: range) -> Stage:
     groups, states = config.page_groups, _state_layers(config)
     if len(groups) == 1:
         kept, choosing = tuple(filter(config.keeps, config.attention_layers)), _choosing_layers(config)
-        return Stage(layers.start, config.num_layers, kept, layers.start, states, choosing=choosing)
+        by_kind = () if config.wide is None else config.layers_by_kind
+        return Stage(layers.start, config.num_layers, kept, layers.start, states, (), choosing, by_kind)
     own = tuple(tuple(layer - layers.start for layer in group if layer in layers) for group in groups)
     places, first = tuple(range(len(groups[0]))), sum(layer < layers.start for layer in groups[0])
     return Stage(layers.start, config.num_layers, places, first, states, own)
@@ -104,7 +103,7 @@ def check_stages(config: ModelConfig, num_stages: int) -> None:
         return
     if num_stages > config.num_layers:
         raise ConfigError(f"--pp {num_stages} is more than the {config.num_layers} layers of {config.model_id}")
-    for words, kind in zip(_KIND_WORDS, _kinds(config), strict=False):
+    for words, kind in _kinds(config).items():
         if num_stages > len(kind):
             raise ConfigError(f"--pp {num_stages} is more than the {len(kind)} layers of {config.model_id} {words}")
     for words in _obstacles(config):
@@ -117,18 +116,23 @@ def _obstacles(config: ModelConfig) -> Iterator[str]:
         yield "it makes vectors, and stages hand on what becomes text"
     if config.draft is not None:
         yield "draft layers read what comes out of the last one: leave out --speculate"
-    if config.num_borrowing or config.wide is not None:
-        yield "layers borrow keys and values, or keep them in two forms"
-    if config.per_layer_dim or config.layer_scales:
+    if config.num_borrowing:
+        yield "layers borrow keys and values"
+    if config.per_layer_dim:
         yield "each layer takes an embedding of its own"
     if len(config.page_groups) > 1 and not config.deals_windows:
         yield "layers with a window have pages of their own, not all full: --kv-windows keep gives all layers the same"
 
 
-def _kinds(config: ModelConfig) -> list[frozenset[int]]:
-    """Return the layers of which each stage has some: those that keep something of tokens, and states if there are."""
-    kinds = (frozenset(config.attention_layers), frozenset(_state_layers(config)))
-    return [layers for layers in kinds if layers]
+def _kinds(config: ModelConfig) -> dict[str, frozenset[int]]:
+    """Return the layers of which each stage has some, by words: those that keep something of tokens, and states if
+    there are; or those of each form of keys and values, where these are two.
+    """
+    kinds = {"that attend": config.attention_layers, "that keep a state": _state_layers(config)}
+    if config.wide is not None:
+        slides = [layer for layer in config.attention_layers if config.window(layer)]
+        kinds |= {"with a window": slides, "without one": set(config.attention_layers).difference(slides)}
+    return {words: frozenset(layers) for words, layers in kinds.items() if layers}
 
 
 def _ends(config: ModelConfig) -> frozenset[int]:

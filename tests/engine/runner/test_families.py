@@ -146,6 +146,7 @@ ON_STAGES: dict[str, int] = {
     **dict.fromkeys([*OF_STAGES, *(f"{name}, seven layers" for name in WITH_STATES), "nemotron h, ten layers"], 3),
     "glm moe dsa, layers that share a choice": 2,
     "mistral large 4 with images, six layers": 2,
+    "gemma4, groups of layers with heads of two widths": 2,
 }
 
 
@@ -187,8 +188,7 @@ def test_stages_with_windows_in_pages_of_their_own_compute_the_bits_of_one_proce
 
 
 REFUSED = (
-    "layers of .* that attend",
-    "layers of .* that keep a state",
+    "layers of .* (that attend|that keep a state|with a window|without one)$",
     "attend to what layers of the stage choose",
     "borrow",
     "embedding of its own",
