@@ -128,11 +128,12 @@ def _kinds(config: ModelConfig) -> dict[str, frozenset[int]]:
     """Return the layers of which each stage has some, by words: those that keep something of tokens, and states if
     there are; or those of each form of keys and values, where these are two.
     """
-    kinds = {"that attend": config.attention_layers, "that keep a state": _state_layers(config)}
+    attending = frozenset(config.attention_layers)
+    kinds = {"that attend": attending, "that keep a state": frozenset(_state_layers(config))}
     if config.wide is not None:
-        slides = [layer for layer in config.attention_layers if config.window(layer)]
-        kinds |= {"with a window": slides, "without one": set(config.attention_layers).difference(slides)}
-    return {words: frozenset(layers) for words, layers in kinds.items() if layers}
+        slides = frozenset(layer for layer in attending if config.window(layer))
+        kinds |= {"with a window": slides, "without one": attending - slides}
+    return {words: layers for words, layers in kinds.items() if layers}
 
 
 def _ends(config: ModelConfig) -> frozenset[int]:
