@@ -756,6 +756,13 @@ LONGER: Final = {  # with layers of each kind for three stages, of which each ha
         "NemotronH",
         NEMOTRON | {"layers_block_type": [MIXES, ATTENDS, "moe", MIXES, "mlp", ATTENDS, MIXES, MIXES, ATTENDS, "moe"]},
     ),
+    "mistral large 4 with images, six layers": Case(
+        "MistralLarge4",
+        LARGE4
+        | {"num_hidden_layers": 6, "indexer_types": ["full", "shared"] * 3, "kv_source_layers": [0, 1, 2, 3, 2, 3]}
+        | {"no_rope_layers": [1, 0] * 3, "mlp_layer_types": ["sparse", "dense"] * 3},
+        images=True,
+    ),
     "gpt oss, six layers": Case("GptOss", GPT_OSS | {"num_hidden_layers": 6}),
     "olmo3, eight layers": Case(
         "Olmo3",
