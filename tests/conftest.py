@@ -270,6 +270,14 @@ def tiny_experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_six_experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 MoE whose layers have six experts, but for the second, with the same words."""
+    settings = MOE | {"num_experts": 6, "moe_intermediate_size": 48, "mlp_only_layers": [1], "head_dim": 16}
+    settings |= {"num_hidden_layers": 3, "max_position_embeddings": 512}
+    return _tiny_folder(tmp_path_factory.mktemp("models") / "six-experts", "Qwen3Moe", settings)
+
+
+@pytest.fixture(scope="session")
 def tiny_latent_experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random DeepSeek V3 whose layers behind the first have experts, with the same words."""
     settings = DEEPSEEK | {"num_hidden_layers": 3, "max_position_embeddings": 512, "first_k_dense_replace": 1}
@@ -747,6 +755,13 @@ LONGER: Final = {  # with layers of each kind for three stages, of which each ha
     "nemotron h, ten layers": Case(
         "NemotronH",
         NEMOTRON | {"layers_block_type": [MIXES, ATTENDS, "moe", MIXES, "mlp", ATTENDS, MIXES, MIXES, ATTENDS, "moe"]},
+    ),
+    "mistral large 4 with images, six layers": Case(
+        "MistralLarge4",
+        LARGE4
+        | {"num_hidden_layers": 6, "indexer_types": ["full", "shared"] * 3, "kv_source_layers": [0, 1, 2, 3, 2, 3]}
+        | {"no_rope_layers": [1, 0] * 3, "mlp_layer_types": ["sparse", "dense"] * 3},
+        images=True,
     ),
     "gpt oss, six layers": Case("GptOss", GPT_OSS | {"num_hidden_layers": 6}),
     "olmo3, eight layers": Case(

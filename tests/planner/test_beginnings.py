@@ -68,11 +68,14 @@ def test_first_prompts_that_wait_for_cold_caches_are_no_load() -> None:
     assert warm.both > 1
 
 
-def test_a_load_that_stays_is_grown_for_once_caches_have_had_time() -> None:
+@pytest.mark.parametrize(("start_s", "cold"), [(100.0, 8), (200.0, 4)])
+def test_a_load_that_stays_is_grown_for_once_caches_have_had_time(start_s: float, cold: int) -> None:
+    """Once there is a minute without the first one in it; sooner where it would be too late then."""
     planner, made = Planner(), []
-    for number in range(1, 9):
-        made.append(planner(seen(15.0 * number, mixed(0.0, 0.6), mixed(0.0, 0.6))))
-    assert [each.both > 1 for each in made] == [False] * 4 + [True] * 4
+    for number in range(1, 11):
+        observed = seen(15.0 * number, mixed(0.0, 0.6), mixed(0.0, 0.6))
+        made.append(planner(replace(observed, start_s=start_s)))
+    assert [each.both > 1 for each in made] == [False] * cold + [True] * (10 - cold)
 
 
 def test_nobody_who_serves_is_no_cold_cache() -> None:

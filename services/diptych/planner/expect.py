@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from diptych.planner.demand import demand
-from diptych.planner.starts import WARM_S, cold_s, first_came_s
+from diptych.planner.starts import WARM_S, cold_s, is_new
 from diptych.planner.values import Capacity, Kind, Memory, Need, Observed, Offered, Reason, Why
 
 HOLD_S: Final = 300.0  # for which the load is taken for what it was, when its metrics go missing
@@ -147,6 +147,6 @@ def remembered(memory: Memory, observed: Observed, kinds: Sequence[Kind], keep_s
     has_gap = memory.known_s is not None and observed.now_s - memory.known_s > keep_s
     began_s = observed.now_s if memory.began_s is None or has_gap else memory.began_s
     needs = tuple(each for each in memory.needs if each.at_s > observed.now_s - keep_s)
-    if observed.now_s - first_came_s(observed) > WARM_S:
+    if not is_new(observed):
         needs = (*needs, Need(observed.now_s, tuple(kinds), demand(kinds, observed.capacity).work))
     return replace(memory, began_s=began_s, known_s=observed.now_s, needs=needs)

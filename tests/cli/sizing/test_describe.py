@@ -244,6 +244,10 @@ def test_of_a_model_that_sees_images_the_tower_is_told(
     config = read_config(vision_model.folder)
     text = as_text(config, Plan(80.0, 0.9, 1, 16, "bfloat16"))
     assert "a token for 8 by 8 pixels, 4 to 64 an image; 128 B a token until its prompt is computed" in text
+    stages = described(vision_model.folder, capsys, pp=3)["stages"]
+    assert sum(each["weights_bytes"] for each in stages) == 2 * found["parameters"]
+    assert stages[0]["weights_bytes"] > 2 * num_parameters
+    assert "on every rank of the first stage" in as_text(config, Plan(80.0, 0.9, 1, 16, "bfloat16", pp=3))
 
 
 def test_of_gemma_3_4b_the_tower_and_its_256_tokens_are_told(

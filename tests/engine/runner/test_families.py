@@ -155,6 +155,8 @@ WITH_STATES = ("qwen3.5 moe", "kimi linear", "lfm2")  # each kind of state, and 
 ON_STAGES: dict[str, int] = {
     **dict.fromkeys([*OF_STAGES, *(f"{name}, seven layers" for name in WITH_STATES), "nemotron h, ten layers"], 3),
     "glm moe dsa, layers that share a choice": 2,
+    "mistral large 4 with images, six layers": 2,
+    "gemma4, groups of layers with heads of two widths": 2,
 }
 
 
@@ -196,9 +198,7 @@ def test_stages_with_windows_in_pages_of_their_own_compute_the_bits_of_one_proce
 
 
 REFUSED = (
-    "layers of .* that attend",
-    "layers of .* that keep a state",
-    "images",
+    "layers of .* (that attend|that keep a state|with a window|without one)$",
     "attend to what layers of the stage choose",
     "borrow",
     "embedding of its own",
