@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
-TIMEOUT_S: Final = 240
+TIMEOUT_S: Final = 480
 HELM: Final = os.environ.get("DIPTYCH_E2E_HELM", "helm")
 
 

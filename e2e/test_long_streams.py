@@ -54,7 +54,7 @@ def test_draining_every_pod_from_a_node_ends_no_stream(release: Release, cluster
     before = {pod["metadata"]["name"] for pod in release.all_pods()}
     with watched() as window:
         for node in sorted({pod["spec"]["nodeName"] for pod in release.all_pods()}):
-            cluster.drain(node, SELECTOR)
+            cluster.drain(node, f"{SELECTOR},e2e=long-streams")
             release.settle()
     assert before.isdisjoint(pod["metadata"]["name"] for pod in release.all_pods())
     assert_harmless_to_long_streams(window)

@@ -159,14 +159,18 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def pytest_collection() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """What is imported and collected stays: to look through it for garbage meanwhile, again and again, finds none."""
     gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
     """Thousands of items and what was imported for them: garbage collections need not look at them again and again."""
-    gc.enable()
     gc.collect()
     gc.freeze()
 
@@ -263,6 +267,14 @@ def tiny_experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Mixtral with three experts a layer, of which a token chooses two, with the same words."""
     settings = MOE | {"num_local_experts": 3, "num_hidden_layers": 2, "max_position_embeddings": 512}
     return _tiny_folder(tmp_path_factory.mktemp("models") / "experts", "Mixtral", settings)
+
+
+@pytest.fixture(scope="session")
+def tiny_six_experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 MoE whose layers have six experts, but for the second, with the same words."""
+    settings = MOE | {"num_experts": 6, "moe_intermediate_size": 48, "mlp_only_layers": [1], "head_dim": 16}
+    settings |= {"num_hidden_layers": 3, "max_position_embeddings": 512}
+    return _tiny_folder(tmp_path_factory.mktemp("models") / "six-experts", "Qwen3Moe", settings)
 
 
 @pytest.fixture(scope="session")
@@ -743,6 +755,13 @@ LONGER: Final = {  # with layers of each kind for three stages, of which each ha
     "nemotron h, ten layers": Case(
         "NemotronH",
         NEMOTRON | {"layers_block_type": [MIXES, ATTENDS, "moe", MIXES, "mlp", ATTENDS, MIXES, MIXES, ATTENDS, "moe"]},
+    ),
+    "mistral large 4 with images, six layers": Case(
+        "MistralLarge4",
+        LARGE4
+        | {"num_hidden_layers": 6, "indexer_types": ["full", "shared"] * 3, "kv_source_layers": [0, 1, 2, 3, 2, 3]}
+        | {"no_rope_layers": [1, 0] * 3, "mlp_layer_types": ["sparse", "dense"] * 3},
+        images=True,
     ),
     "gpt oss, six layers": Case("GptOss", GPT_OSS | {"num_hidden_layers": 6}),
     "olmo3, eight layers": Case(

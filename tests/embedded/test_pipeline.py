@@ -72,7 +72,7 @@ def test_two_stages_of_two_ranks_give_the_tokens_of_one_process(
 def test_stages_have_latents_and_index_keys_of_their_own(
     folder: str, request: pytest.FixtureRequest, reference: Callable[..., Engine]
 ) -> None:
-    """Of unlike numbers of layers; and of layers that choose what they attend to."""
+    """They have unlike numbers of layers, and layers that choose what they attend to."""
     path: Path = request.getfixturevalue(folder)
     assert tokens_of(path, replace(ONE, pp=2)) == tokens(reference(path))
 

@@ -198,6 +198,7 @@ class Stage:
     recurrent: tuple[int, ...]  # of the whole model, those that keep a state
     groups: tuple[tuple[int, ...], ...] = ()  # of the stage's layers, see `page_groups`; empty: there is one
     choosing: tuple[int, ...] = ()  # layers of the whole model with an indexer
+    by_kind: tuple[tuple[int, ...], ...] = ()  # layers of the whole model, see `layers_by_kind`
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import shutil
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -272,6 +273,22 @@ def test_streams_that_run_through_one_that_leaves_come_to_their_end() -> None:
             await call.done_writing()
             assert await call.read() is EOF
             assert await call.code() is grpc.StatusCode.OK
+
+    asyncio.run(scene())
+
+
+def test_one_that_can_not_follow_routers_any_more_ends_and_does_not_pick_old_ones() -> None:
+    class Blind:
+        async def run(self) -> None:
+            raise ZeroDivisionError
+
+    async def scene() -> None:
+        built = build(PickerConfig(bootstrap=("127.0.0.1:1",), port=0, plain_text=True))
+        blind: Any = Blind()
+        async with asyncio.timeout(HUNG_S):
+            with pytest.raises(ExceptionGroup) as ended:
+                await run(replace(built, watcher=blind), Stop(), linger_s=0.0, drain_s=0.0)
+        assert isinstance(ended.value.exceptions[0], ZeroDivisionError)
 
     asyncio.run(scene())
 

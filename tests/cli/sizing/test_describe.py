@@ -244,6 +244,10 @@ def test_of_a_model_that_sees_images_the_tower_is_told(
     config = read_config(vision_model.folder)
     text = as_text(config, Plan(80.0, 0.9, 1, 16, "bfloat16"))
     assert "a token for 8 by 8 pixels, 4 to 64 an image; 128 B a token until its prompt is computed" in text
+    stages = described(vision_model.folder, capsys, pp=3)["stages"]
+    assert sum(each["weights_bytes"] for each in stages) == 2 * found["parameters"]
+    assert stages[0]["weights_bytes"] > 2 * num_parameters
+    assert "on every rank of the first stage" in as_text(config, Plan(80.0, 0.9, 1, 16, "bfloat16", pp=3))
 
 
 def test_of_gemma_3_4b_the_tower_and_its_256_tokens_are_told(
@@ -302,7 +306,7 @@ def test_schedulers_that_share_experts_have_all_but_those_each(
 def test_schedulers_that_share_networks_have_all_but_those_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of AWQ's integers a GPU may have no part of a group."""
+    """A GPU may have no part of a group of AWQ's integers."""
     config = transformers.Qwen3Config(architectures=["Qwen3ForCausalLM"], intermediate_size=22016)
     config.save_pretrained(tmp_path)
     alone, shared = described(tmp_path, capsys, tp=2), described(tmp_path, capsys, tp=2, dp_attention=4)

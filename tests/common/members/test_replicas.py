@@ -143,6 +143,9 @@ LONG = f"dns:///{'a' * 64}:7000"
         ("dns:///a..b:7000",),
         (LONG,),
         ("dns:///a:70000",),
+        ("boot",),
+        (":7000",),
+        ("a:1", "boot:70000"),
     ],
 )
 def test_addresses_that_can_not_be_are_refused(given: tuple[str, ...]) -> None:

@@ -45,10 +45,23 @@ OF_STAGES = (  # ends: tied, scaled, capped, with norms before or behind blocks;
 )
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_whole_prompts_and_decode_give_the_logits_and_the_tokens_of_transformers(
-    new_driver: NewDriver, family_model: Any, backend: str
+    new_driver: NewDriver, family_model: Any
 ) -> None:
+    assert_prompts_and_decode_are_those_of_transformers(new_driver, family_model, "cpu")
+
+
+def test_chunks_after_a_cached_prefix_give_the_logits_of_transformers(new_driver: NewDriver, family_model: Any) -> None:
+    assert_chunks_are_those_of_transformers(new_driver, family_model, "cpu")
+
+
+@of_each_kind
+def test_attention_without_kernels_gives_them_too(new_driver: NewDriver, family_model: Any) -> None:
+    assert_prompts_and_decode_are_those_of_transformers(new_driver, family_model, "torch")
+    assert_chunks_are_those_of_transformers(new_driver, family_model, "torch")
+
+
+def assert_prompts_and_decode_are_those_of_transformers(new_driver: NewDriver, family_model: Any, backend: str) -> None:
     driver = new_driver(open_model(str(family_model.folder)), backend)
     logits = driver.extend(dict(enumerate(family_model.prompts)))
     ends = [len(prompt) - 1 for prompt in family_model.prompts]
@@ -60,10 +73,7 @@ def test_whole_prompts_and_decode_give_the_logits_and_the_tokens_of_transformers
     assert [list(tokens) for tokens in zip(*chosen, strict=True)] == family_model.outputs
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
-def test_chunks_after_a_cached_prefix_give_the_logits_of_transformers(
-    new_driver: NewDriver, family_model: Any, backend: str
-) -> None:
+def assert_chunks_are_those_of_transformers(new_driver: NewDriver, family_model: Any, backend: str) -> None:
     driver = new_driver(open_model(str(family_model.folder)), backend)
     texts = [prompt + output for prompt, output in zip(family_model.prompts, family_model.outputs, strict=True)]
     long = {i: text for i, text in enumerate(texts) if len(text) > 20}
@@ -145,6 +155,8 @@ WITH_STATES = ("qwen3.5 moe", "kimi linear", "lfm2")  # each kind of state, and 
 ON_STAGES: dict[str, int] = {
     **dict.fromkeys([*OF_STAGES, *(f"{name}, seven layers" for name in WITH_STATES), "nemotron h, ten layers"], 3),
     "glm moe dsa, layers that share a choice": 2,
+    "mistral large 4 with images, six layers": 2,
+    "gemma4, groups of layers with heads of two widths": 2,
 }
 
 
@@ -186,9 +198,7 @@ def test_stages_with_windows_in_pages_of_their_own_compute_the_bits_of_one_proce
 
 
 REFUSED = (
-    "layers of .* that attend",
-    "layers of .* that keep a state",
-    "images",
+    "layers of .* (that attend|that keep a state|with a window|without one)$",
     "attend to what layers of the stage choose",
     "borrow",
     "embedding of its own",

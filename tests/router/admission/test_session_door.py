@@ -141,6 +141,20 @@ def test_a_session_that_is_closed_while_it_waits_waits_no_longer() -> None:
     in_world(test)
 
 
+def test_a_session_that_is_closed_just_as_it_is_let_in_is_told_so_and_no_place() -> None:
+    async def test(world: World) -> None:
+        world.capacity = 0
+        waits = await world.waiting(A)
+        world.capacity = 100
+        world.door.look()
+        assert world.door.close(A)
+        with pytest.raises(Conflict, match="closed while it waited"):
+            await waits
+        assert world.door.num_given_up == 0
+
+    in_world(test)
+
+
 def test_a_router_that_leaves_lets_nobody_wait() -> None:
     async def test(world: World) -> None:
         assert await world.door.wait(A, 100, LONG_S)

@@ -204,6 +204,18 @@ def test_pools_are_asked_for_again_while_anybody_waits() -> None:
     in_router(test, look_s=0.001)
 
 
+def test_a_long_reason_why_nothing_may_be_served_ends_no_link() -> None:
+    async def test(router: Router) -> None:
+        router.capacity, router.problem = [0, 0], "not ready: its links are not up; " * 5000
+        waits = await router.waiting(0, A)
+        await router.until(lambda: waits.done() or router.host._problem(0) is not None)
+        router.now_s += 1
+        router.capacity, router.problem = [50, 50], None
+        await waits
+
+    in_router(test, look_s=0.001)
+
+
 def test_a_client_that_leaves_keeps_its_place_for_a_while() -> None:
     async def test(router: Router) -> None:
         await router.links[0].open(A, TERMS, LONG_S)

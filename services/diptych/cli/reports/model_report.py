@@ -217,7 +217,7 @@ def _facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     yield "layers", f"{model.num_layers}{_experts(model)}"
     yield "context", f"{model.context_len:,} tokens"
     yield "parameters", _billions(total) + (f", of which a token meets {_billions(active)}" if active < total else "")
-    yield from _tower_facts(model)
+    yield from _tower_facts(model, plan)
     yield from _kv_facts(model, plan)
     if model.recurrent is not None:
         size, num_layers = state_nbytes(model.recurrent, STATE_DTYPE), len(model.recurrent.layers)
@@ -247,11 +247,12 @@ def _tower_json(model: ModelConfig) -> dict[str, int] | None:
     }
 
 
-def _tower_facts(model: ModelConfig) -> Iterator[tuple[str, str]]:
+def _tower_facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     found = _tower_json(model)
     if found is None or model.vision is None:
         return
-    weights = f"{_billions(found['parameters'])} of the parameters, {_size(found['weights_bytes'])} on every rank"
+    ranks = "every rank" if plan.pp == 1 else "every rank of the first stage"
+    weights = f"{_billions(found['parameters'])} of the parameters, {_size(found['weights_bytes'])} on {ranks}"
     yield "images", f"a tower with {weights}"
     step, least, most = model.vision.step, found["least_image_tokens"], found["most_image_tokens"]
     an_image = f"{most:,}" if least == most else f"{least:,} to {most:,}"

@@ -269,7 +269,7 @@ class Decoder:
         """From tokens to the first attention; return this rank's rows of the residual stream."""
         batch, rows, buffers, first = own.batch, own.rows, own.buffers[0], own.layers[0]
         x = self._ends.embedded(batch.input_ids) if self._config.has_first_layer else self._received(batch.input_ids)
-        own.place_rows(x, are_given=self._config.has_first_layer)
+        own.place_rows(x)
         if self._joint is not None:
             assert rows is not None
             assert batch.rows_before is not None

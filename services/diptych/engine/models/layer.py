@@ -62,8 +62,9 @@ def new_layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> La
     has_next = config.has_last_layer if is_last else config.pre_norms  # the next stage has that of its first layer
     next_norm = new_norm(config, weights, ops, name) if has_next else None
     end = None
-    if config.layer_scales and next_norm is not None:
-        end, next_norm = LayerEnd.build(config, weights, ops, index, weights.norm(name)), None
+    if config.layer_scales:
+        of_next = None if next_norm is None else weights.norm(name)
+        end, next_norm = LayerEnd.build(config, weights, ops, index, of_next), None
     mixer = new_mixer(config, weights, ops, index) if config.is_recurrent(index) else None
     is_whole = config.looks_back(index) and config.has_ffn(index)
     return Layer(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,8 +58,8 @@ def largest_page_nbytes(layout: PoolLayout, model: ModelConfig, options: EngineO
         return layout.page_nbytes
     of_layer = [region.layer_nbytes(layout.page_size) for region in layout.regions]
     stages = (of_stage(model, layers) for layers in stage_layers(model, options.pp))
-    kept = ([len(region.layers) for region in kv_regions(stage, layout.dtype)] for stage in stages)
-    return max(sum(map(operator.mul, of_layer, numbers)) for numbers in kept)
+    kept = (kv_regions(stage, layout.dtype) for stage in stages)
+    return max(sum(len(each.layers) * nbytes for each, nbytes in zip(own, of_layer, strict=True)) for own in kept)
 
 
 def rank_share(layout: PoolLayout, nbytes: int) -> int:

@@ -130,8 +130,10 @@ class LoadedModel:
 
     def with_rows(self, staged: StagedBatch, on_tower_layer: Callable[[], None]) -> StagedBatch:
         """Return the step with the rows that stand in place of tokens: of images, which are encoded if they are not
-        there, and those that clients gave.
+        there, and those that clients gave. Behind the first stage of a pipeline they come with all others.
         """
+        if not self.config.has_first_layer:
+            return staged
         given = staged.host.embeds
         if given is not None:
             tokens, rows = brought(given.tokens, staged.input_ids.device), self._given(given.values)

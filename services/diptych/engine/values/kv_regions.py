@@ -53,7 +53,7 @@ def own_regions(model: ModelConfig, dtype: str, total: int, num_ranks: int = 1) 
     if has_unlike_groups(model):
         return (_of_unlike_groups(model, dtype, num_ranks),)
     if model.wide is not None:
-        return tuple(_of_kind(model, layers, dtype, total) for layers in model.layers_by_kind)
+        return _of_kinds(model, dtype, total)
     layers = tuple(filter(model.keeps, model.attention_layers))
     if len(groups) > 1:
         layers = tuple(range(max(map(len, groups))))
@@ -64,6 +64,14 @@ def own_regions(model: ModelConfig, dtype: str, total: int, num_ranks: int = 1) 
         return (kept,)
     chosen_by = Region(model.indexer.layers, 1, 1, model.indexer.head_dim, dtype, 1)
     return kept, chosen_by if stage is None else _in_model(chosen_by, stage.first_layer, stage.choosing)
+
+
+def _of_kinds(model: ModelConfig, dtype: str, total: int) -> tuple[Region, ...]:
+    regions, stage = [_of_kind(model, layers, dtype, total) for layers in model.layers_by_kind], model.stage
+    if stage is None:
+        return tuple(regions)
+    pairs = zip(regions, stage.by_kind, strict=True)
+    return tuple(_in_model(region, stage.first_layer, layers) for region, layers in pairs)
 
 
 def _in_model(region: Region, first_layer: int, total_layers: tuple[int, ...]) -> Region:

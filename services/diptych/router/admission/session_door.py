@@ -66,6 +66,8 @@ class SessionDoor:
         if refusal is not None:
             raise refusal
         if not self.line.is_in(key):
+            if not self.line.place(key):  # it was let in, or its time was up, in the same moment
+                raise _closed()
             self.num_given_up += 1
             raise Unavailable(self._words(key), retry_after_s=RETRY_S)
         return True
@@ -82,7 +84,7 @@ class SessionDoor:
     def close(self, key: Key) -> bool:
         """Return whether the session was in, or waited; who waits for it is told."""
         was_there = self.line.close(key)
-        self._answer(key, Conflict("the session was closed while it waited"))
+        self._answer(key, _closed())
         if was_there:
             self._look_within(SOON_S)
         return was_there
@@ -166,6 +168,10 @@ class SessionDoor:
             why = self._problem() or "no worker has told how large its KV pool is"
         kept = f"ask again within {TICKET_S:.0f} s with session_id {key.session_id!r}, and it keeps this place"
         return f"{why}: this one is number {self.line.place(key)} in line; {kept}"
+
+
+def _closed() -> Conflict:
+    return Conflict("the session was closed while it waited")
 
 
 class ContextOfRequest:

@@ -19,6 +19,7 @@ from diptych.router.admission.session_desk import LineUsage
 from diptych.router.admission.session_door import LEFT, ContextOfRequest
 from diptych.router.admission.session_line import Key
 from diptych.router.process.session_words import (
+    MAX_PROBLEM_LEN,
     Answer,
     Begin,
     Close,
@@ -140,7 +141,7 @@ class SessionLink:
                     answer.set_result(word)
             case Tell():
                 for model, pools in enumerate(self._pools):
-                    self._say(Pools(model, pools.capacity(), pools.problem() or ""))
+                    self._say(Pools(model, pools.capacity(), (pools.problem() or "")[:MAX_PROBLEM_LEN]))
             case Counted():
                 self._counted = LineUsage(*word)
             case Uncounted():

@@ -14,6 +14,8 @@ import orjson
 
 from diptych.common.errors import Conflict, DiptychError, InternalError, InvalidRequest, Overloaded, Unavailable
 
+MAX_PROBLEM_LEN: Final = 2000  # characters: a line is read up to 64 KiB, and workers of a large fleet have many reasons
+
 
 class Open(NamedTuple):
     """A client opens a session."""
@@ -63,7 +65,7 @@ class Pools(NamedTuple):
 
     model: int
     capacity_tokens: int
-    problem: str  # empty: none
+    problem: str  # empty: none; at most `MAX_PROBLEM_LEN` of it
 
 
 class Answer(NamedTuple):

@@ -14,8 +14,8 @@ from diptych.common.errors import DiptychError, InvalidRequest, Overloaded, Unav
 from diptych.common.members.roles import LegKind
 from diptych.generation.output import FailureCode
 from diptych.router.admission.session_desk import SessionDesk
+from diptych.router.batches.bench import LineCall
 from diptych.router.batches.slots import Slot
-from diptych.router.batches.work import LineCall
 from diptych.router.errors import ModelNotFound
 from diptych.router.http.openai import batch_lines
 from diptych.router.http.openai.batch_lines import LineServer

@@ -3,8 +3,8 @@
 All tokens go to all ranks (all-gather), each computes its columns of them, and what these add up to goes back to who
 sent the token (reduce-scatter). Hidden states are so in three layouts: *whole*, which all ranks of one scheduler have,
 for attention; *scattered*, of which each of them has a part; and *of all schedulers*, in which the network computes.
-(SGLang's scatter modes are these: TP_ATTN_FULL, SCATTERED and FULL.) A round says how many tokens each scheduler has, so
-nobody counts or waits for numbers.
+(SGLang's scatter modes are these: TP_ATTN_FULL, SCATTERED and FULL.) A round says how many tokens each scheduler has,
+so nobody counts or waits for numbers.
 
 What ranks return is added up in their order, so its bits do not depend on how tokens went, nor on who else has some.
 """
