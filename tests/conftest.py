@@ -159,6 +159,16 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays: to look through it for garbage meanwhile, again and again, finds none."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Thousands of items and what was imported for them: garbage collections need not look at them again and again."""
     gc.collect()
@@ -231,6 +241,13 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_tied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 whose output projection is its embedding, with the same words."""
+    settings = {"head_dim": 16, "num_hidden_layers": 3, "tie_word_embeddings": True, "max_position_embeddings": 512}
+    return _tiny_folder(tmp_path_factory.mktemp("models") / "tied", "Qwen3", settings)
+
+
+@pytest.fixture(scope="session")
 def tiny_latent_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random DeepSeek V3 without experts, with the same words."""
     settings = LATENT | {"num_hidden_layers": 2, "max_position_embeddings": 512, "first_k_dense_replace": 2}
@@ -250,6 +267,14 @@ def tiny_experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Mixtral with three experts a layer, of which a token chooses two, with the same words."""
     settings = MOE | {"num_local_experts": 3, "num_hidden_layers": 2, "max_position_embeddings": 512}
     return _tiny_folder(tmp_path_factory.mktemp("models") / "experts", "Mixtral", settings)
+
+
+@pytest.fixture(scope="session")
+def tiny_six_experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 MoE whose layers have six experts, but for the second, with the same words."""
+    settings = MOE | {"num_experts": 6, "moe_intermediate_size": 48, "mlp_only_layers": [1], "head_dim": 16}
+    settings |= {"num_hidden_layers": 3, "max_position_embeddings": 512}
+    return _tiny_folder(tmp_path_factory.mktemp("models") / "six-experts", "Qwen3Moe", settings)
 
 
 @pytest.fixture(scope="session")
@@ -731,6 +756,13 @@ LONGER: Final = {  # with layers of each kind for three stages, of which each ha
         "NemotronH",
         NEMOTRON | {"layers_block_type": [MIXES, ATTENDS, "moe", MIXES, "mlp", ATTENDS, MIXES, MIXES, ATTENDS, "moe"]},
     ),
+    "mistral large 4 with images, six layers": Case(
+        "MistralLarge4",
+        LARGE4
+        | {"num_hidden_layers": 6, "indexer_types": ["full", "shared"] * 3, "kv_source_layers": [0, 1, 2, 3, 2, 3]}
+        | {"no_rope_layers": [1, 0] * 3, "mlp_layer_types": ["sparse", "dense"] * 3},
+        images=True,
+    ),
     "gpt oss, six layers": Case("GptOss", GPT_OSS | {"num_hidden_layers": 6}),
     "olmo3, eight layers": Case(
         "Olmo3",
@@ -779,13 +811,23 @@ class TinyModel:
     logits: list[Any]  # [prompt and output tokens, vocab_size] of each
 
 
+@pytest.fixture(scope="session")
+def made_families() -> dict[str, TinyModel]:
+    """Models by the names of their cases: tests that name some families find those that others have had made."""
+    return {}
+
+
 @pytest.fixture(scope="session", params=CASES)
-def family_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+def family_model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, made_families: dict[str, TinyModel]
+) -> TinyModel:
     """One of each family and of each of its variants, in several shards."""
     case = (CASES | LONGER)[request.param]
     if not _is_known(case):
         pytest.skip("this transformers knows the family not, or not yet with these settings")
-    return _tiny_model(case, tmp_path_factory.mktemp("tiny"))
+    if request.param not in made_families:
+        made_families[request.param] = _tiny_model(case, tmp_path_factory.mktemp("tiny"))
+    return made_families[request.param]
 
 
 @pytest.fixture(scope="session")

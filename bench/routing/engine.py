@@ -12,7 +12,8 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from diptych.engine.schedule.kv_forecast import OutputLengths
-from diptych.engine.schedule.pace.step_pace import HEADROOM, PATIENCE
+from diptych.engine.schedule.pace.prompts import PATIENCE
+from diptych.engine.schedule.pace.step_pace import HEADROOM
 from diptych.engine.schedule.pace.token_deadlines import CATCH_UP, LOST, MAX_BORROWED
 from diptych.engine.schedule.policies import PATIENCE_S
 from diptych.engine.values.prompt_cost import MIN_CHUNK

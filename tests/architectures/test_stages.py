@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tiny_config import tiny_config
 
-from diptych.architectures.config import ModelConfig, Moe, Stage
+from diptych.architectures.config import Indexer, Latent, ModelConfig, Moe, Stage, WideHeads
 from diptych.architectures.placement import llama
 from diptych.architectures.recurrent import Recurrent, ShortConv
 from diptych.architectures.stages import check_stages, of_stage, stage_layers, target_in_stage
@@ -90,17 +90,34 @@ def test_each_stage_has_layers_that_attend_and_layers_that_keep_a_state() -> Non
         stage_layers(apart, 2)
 
 
+def test_no_stage_begins_behind_what_its_first_layer_attends_to() -> None:
+    choosing = Indexer(num_heads=2, head_dim=8, num_kept=4, interleaved=False, layers=(0, 2, 3, 6))
+    latent = Latent(16, 16, 8, 8, 8, False, 1e-6)
+    model = tiny_config(num_layers=8, latent=latent, num_kv_heads=1, head_dim=24, indexer=choosing)
+    assert [stage_layers(model, 2), stage_layers(model, 3)[-1]] == [(range(3), range(3, 8)), range(6, 8)]
+    sharing = replace(model, sources=(0, 0, 2, 2, 2, 2, 6, 6))
+    cuts = stage_layers(sharing, 3)
+    assert cuts == (range(2), range(2, 6), range(6, 8))
+    stage = of_stage(sharing, cuts[1])
+    assert (stage.sources, stage.indexer and stage.indexer.layers) == ((0, 0, 0, 0), (0, 1))
+    latents, index_keys = kv_regions(stage, "float32")
+    assert (latents.layers, latents.total_layers) == ((2,), (0, 2, 6))
+    assert (index_keys.layers, index_keys.total_layers) == ((2, 3), (0, 2, 3, 6))
+    with pytest.raises(ConfigError, match=r"--pp 4: no cut gives each stage of .* attend to what layers of the stage"):
+        stage_layers(sharing, 4)
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_what_is_before_the_layers_is_the_first_stages_and_what_is_behind_them_the_last_ones(tied: bool) -> None:
-    names = ("embed", "0.qkv", "3.experts.2.down", "6.o", "norm", "lm_head")
+    names = ("embed", "vision.0.qkv", "0.qkv", "3.experts.2.down", "6.o", "norm", "lm_head")
     found = [
         [target_in_stage(name, layers, 7, tied=tied) for name in names]
         for layers in (range(2), range(2, 4), range(4, 7))
     ]
     assert found == [
-        ["embed", "0.qkv", None, None, None, None],
-        [None, None, "1.experts.2.down", None, None, None],
-        ["embed" if tied else None, None, None, "2.o", "norm", "lm_head"],
+        ["embed", "vision.0.qkv", "0.qkv", None, None, None, None],
+        [None, None, None, "1.experts.2.down", None, None, None],
+        ["embed" if tied else None, None, None, None, "2.o", "norm", "lm_head"],
     ]
 
 
@@ -128,3 +145,16 @@ def test_stages_with_windows_of_their_own_have_the_same_places_of_all_groups() -
     regions = [kv_regions(each, "float32")[0] for each in (first, last)]
     assert [(each.layers, each.total_layers) for each in regions] == [((0, 1), (0, 1, 2)), ((2,), (0, 1, 2))]
     assert [stage_layers(model, 3)[-1], len(stage_layers(model, 3))] == [range(8, 12), 3]
+
+
+def test_each_stage_has_layers_of_both_widths() -> None:
+    """However the weights lie. Of both it says which the whole model has."""
+    windows = (8, 8, 8, 0, 8, 8, 0, 8)
+    model = tiny_config(num_layers=8, windows=windows, keeps_all=True, wide=WideHeads(32, 1, 1, 2))
+    cuts = stage_layers(model, 2)
+    assert cuts == (range(4), range(4, 8))
+    slides, sees_all = kv_regions(of_stage(model, cuts[1]), "float32")
+    assert (slides.layers, slides.total_layers) == ((4, 5, 7), (0, 1, 2, 4, 5, 7))
+    assert (sees_all.layers, sees_all.total_layers, sees_all.head_dim) == ((6,), (3, 6), 32)
+    with pytest.raises(ConfigError, match=r"--pp 3 is more than the 2 layers of .* without one"):
+        stage_layers(model, 3)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from tiny_config import tiny_config
 
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig, Moe, Rope
-from diptych.architectures.fair_shares import check_divides, check_experts
+from diptych.architectures.fair_shares import check_divides, check_experts, check_shared
 from diptych.architectures.placement import Piece, Split
 from diptych.architectures.recurrent import KimiDelta, Mamba2, Recurrent, ShortConv
 from diptych.checkpoints.quantization.weight import as_floats
@@ -86,6 +87,36 @@ def test_whole_experts_are_dealt_out_and_each_is_on_one_rank() -> None:
         assert tensors["model.layers.0.self_attn.q_proj.weight"].shape == (4, 4)  # all else is cut as ever
         assert tensors["model.layers.0.mlp.gate.weight"].shape == (5, 4)  # and every rank chooses alike
     assert found == {name: 1 for name in whole if ".experts." in name}
+
+
+def test_networks_that_schedulers_share_are_cut_by_all_of_their_ranks_and_the_rest_by_those_of_one() -> None:
+    """Two schedulers of two ranks: together all ranks have each column once."""
+    whole, name = checkpoint(MODEL), "model.layers.0.mlp.{}_proj.weight"
+    parts = []
+    for rank in range(4):
+        shard = Shard(rank % 2, 2, network=Shard(rank, 4))
+        parts.append(dict(cut_tensors(whole.items(), shard.placement(MODEL, placement.llama))))
+        config = shard.config(MODEL)
+        assert (config.ffn_size, config.num_heads) == (MODEL.ffn_size // 4, MODEL.num_heads // 2)
+    for matrix, axis in (("gate", 0), ("up", 0), ("down", 1)):
+        joined = np.concatenate([as_floats(each[name.format(matrix)]) for each in parts], axis)
+        assert (joined == whole[name.format(matrix)]).all()
+    of_attention = "model.layers.0.self_attn.o_proj.weight"
+    assert (as_floats(parts[3][of_attention]) == part(MODEL, 1, 2)[of_attention]).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_ranks", "words"),
+    [
+        ({}, 3, "3 ranks do not divide the [0-9]+ feed-forward columns of .*, which --dp-attention shares"),
+        ({"borrowing_ffn_size": 6}, 4, "4 ranks do not divide the 6 feed-forward"),
+        ({"moe": MIXTURE.moe}, 6, "5 experts.*fewer"),
+    ],
+)
+def test_what_ranks_of_schedulers_can_not_share_is_refused(changes: Any, num_ranks: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_shared(replace(MODEL, **changes), num_ranks)
+    check_shared(MODEL, 2)
 
 
 @pytest.mark.parametrize(("model", "size", "words"), [(MODEL, 2, "has no experts"), (MIXTURE, 6, "5 experts.*fewer")])

@@ -53,6 +53,11 @@ def test_an_error_that_a_user_can_act_on_is_one_line(capsys: pytest.CaptureFixtu
     )
 
 
+def test_an_argument_that_is_no_utf_8_is_refused_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", os.fsdecode(b"caf\xe9")]) == 2
+    assert capsys.readouterr().err == "diptych: 'caf\\udce9' is no UTF-8: convert it, as with `iconv -t utf-8`\n"
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_configuration_and_a_main(name: str) -> None:
     module = importlib.import_module(COMMANDS[name].module)

@@ -35,8 +35,8 @@ class Config:
     backend: str | None = option(None, help="by what", choices=BACKENDS)
 
     def validate(self) -> None:
-        if self.http_port < 0:
-            raise ConfigError("--http-port must not be negative")
+        if self.ratio == 0:
+            raise ConfigError("--ratio must not be 0")
 
 
 EVERYTHING_GIVEN = Config(
@@ -102,7 +102,10 @@ def test_an_empty_variable_counts_as_absent() -> None:
         (["--bootstrap=a"], {"DIPTYCH_POLICY": "best"}, "DIPTYCH_POLICY must be one of round_robin, least_load, not"),
         (["--bootstrap=a", "--backend=tpu"], {}, "--backend must be one of cpu, gpu, not 'tpu'"),
         (["--bootstrap=a"], {"DIPTYCH_FAST": "maybe"}, "DIPTYCH_FAST must be one of 1, 0, true, false, yes, no, on"),
-        (["--bootstrap=a", "--http-port=-1"], {}, "--http-port must not be negative"),
+        (["--bootstrap=a", "--ratio=0"], {}, "--ratio must not be 0"),
+        (["--bootstrap=a", "--ratio=nan"], {}, "--ratio must be a number, not 'nan'"),
+        (["--bootstrap=a", "--http-port=-1"], {}, "--http-port must be between 0 and 65535, not -1"),
+        (["--bootstrap=a"], {"DIPTYCH_HTTP_PORT": "70000"}, "DIPTYCH_HTTP_PORT must be between 0 and 65535, not 70000"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_source(argv: list[str], environ: dict[str, str], message: str) -> None:

@@ -58,10 +58,11 @@ def options(**changes: Any) -> EngineOptions:
     return EngineOptions(kv_cache_mib=8, max_step_tokens=32, **changes)
 
 
-@pytest.fixture(scope="module")
-def engine(tiny_folder: Path, folders: Folders) -> Iterator[Engine]:
-    """Two ranks, each of which has its part of every adapter."""
-    with Engine(str(tiny_folder), options(lora=(f"ada={folders.root / 'ada'}",), max_loras=2, tp=2)) as running:
+@pytest.fixture(scope="module", params=["tp", "pp"])
+def engine(tiny_folder: Path, folders: Folders, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """Two ranks, each of which has its part of every adapter: of all layers, or what changes its own."""
+    ranks = {request.param: 2}
+    with Engine(str(tiny_folder), options(lora=(f"ada={folders.root / 'ada'}",), max_loras=2, **ranks)) as running:
         running.load_adapter("bob", folders.root / "bob")
         yield running
 
@@ -148,15 +149,15 @@ def test_overlapped_steps_give_the_same_tokens(tiny_folder: Path, folders: Folde
             engine.load_adapter("ada", folders.root / "ada")
 
 
-@pytest.mark.parametrize("overlap", [pytest.param("off", marks=DEEP), "on"])
+@pytest.mark.parametrize("how", [pytest.param({"overlap": "off"}, marks=DEEP), {"overlap": "on"}, {"pp": 2}])
 def test_more_adapters_than_places_are_all_answered_one_after_the_other(
-    tiny_folder: Path, folders: Folders, overlap: str
+    tiny_folder: Path, folders: Folders, how: dict[str, Any]
 ) -> None:
     """Two adapters and a copy of one, in one place: requests of each wait until nobody has the other."""
     loaded = [f"{name}={folders.root / name}" for name in ("ada", "bob")]
     names = ["ada", "bob", "", "again", "bob", "ada"]
     again = f"again={folders.root / 'ada'}"
-    made = options(lora=(*loaded, again), max_loras=1, max_loaded_loras=3, overlap=overlap)
+    made = options(lora=(*loaded, again), max_loras=1, max_loaded_loras=3, **how)
     with Engine(str(tiny_folder), made) as engine:
         for _ in range(2):
             answers = engine.generate_batch(PROMPTS, PARAMS, adapters=names)

@@ -16,14 +16,18 @@ from diptych.router.workers.legs import Work
 from diptych.v1 import admin_pb2, engine_pb2
 from diptych.v1.worker_pb2 import StartLeg
 
+HUNG_S = 60.0  # that nothing takes on however busy a machine
+
 
 class Scheduler:
     """Notes what it is sent. It says nothing."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None = None, said: Exception | None = None) -> None:
+        """`error`: of what it is sent, `said`: of what it says."""
         self.sent: asyncio.Queue[engine_pb2.SchedulerCommands] = asyncio.Queue()
         self.ends: list[str] = []
         self._error = error
+        self._said = said
 
     async def send(self, commands: engine_pb2.SchedulerCommands) -> None:
         if self._error is not None:
@@ -31,8 +35,9 @@ class Scheduler:
         self.sent.put_nowait(commands)
 
     async def events(self) -> AsyncIterator[engine_pb2.SchedulerEvents]:
-        await asyncio.Event().wait()
+        await (self.sent.get() if self._said else asyncio.Event().wait())
         yield engine_pb2.SchedulerEvents()
+        raise self._said or AssertionError("it says nothing")
 
     async def end_companions(self) -> None:
         self.ends.append("companions")
@@ -58,7 +63,7 @@ def run(check: Any, scheduler: Any) -> None:
     async def body() -> None:
         group = Group(scheduler, 1, Role.LOCAL, 16)
         running = asyncio.create_task(group.run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HUNG_S):
             await check(group)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -95,6 +100,17 @@ def test_a_group_that_can_not_tell_its_scheduler_what_to_do_loses_its_legs_and_t
     run(check, Scheduler(ValueError("too long")))
 
 
+def test_a_group_that_can_not_read_what_its_scheduler_says_loses_its_legs_and_takes_no_others() -> None:
+    async def check(group: Group) -> None:
+        start(group, 1, bytes(8), receiver := Receiver())
+        assert "can't be understood: ValueError('no message')" in await receiver.lost.get()
+        assert group.death is not None
+        with pytest.raises(SchedulerDied, match="can't be understood"):
+            await group.queries.administer(admin_pb2.AdminCommand())
+
+    run(check, Scheduler(said=ValueError("no message")))
+
+
 def test_a_scheduler_that_can_not_be_told_what_to_do_is_ended_with_those_that_share_its_experts() -> None:
     """It would go on with legs that nobody waits for."""
     scheduler: Any = Scheduler(ValueError("too long"))
@@ -102,7 +118,7 @@ def test_a_scheduler_that_can_not_be_told_what_to_do_is_ended_with_those_that_sh
     async def body() -> None:
         group = Group(scheduler, 1, Role.LOCAL, 16)
         start(group, 1, bytes(8), Receiver())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HUNG_S):
             await group_module._run(group)
 
     asyncio.run(body())

@@ -1,4 +1,4 @@
-"""Embedded engines whose schedulers share experts: real processes on tiny models, gloo between them."""
+"""Embedded engines whose schedulers share experts, or networks: real processes on tiny models, gloo between them."""
 
 from __future__ import annotations
 
@@ -60,21 +60,47 @@ def test_experts_move_to_other_ranks_while_they_serve_and_some_are_on_two(
     assert tokens_of(tiny_latent_experts_folder, options) == tokens(reference(tiny_latent_experts_folder))
 
 
-def test_two_ranks_of_two_schedulers_share_experts_and_latents_are_of_each_scheduler(
-    tiny_latent_experts_folder: Path, reference: Callable[..., Engine]
+@pytest.mark.parametrize(
+    ("model", "victim"),
+    [("tiny_latent_experts_folder", 2), ("tiny_six_experts_folder", 1), ("tiny_tied_folder", 3)],
+    ids=["latents and experts", "experts", "networks and a tied embedding"],
+)
+def test_two_ranks_of_two_schedulers_give_the_tokens_of_one_process_and_end_with_any_of_them(
+    request: pytest.FixtureRequest, reference: Callable[..., Engine], model: str, victim: int
 ) -> None:
-    options = replace(ONE, dp=2, tp=2, dp_attention=True, overlap_batches=2)
-    assert tokens_of(tiny_latent_experts_folder, options) == tokens(reference(tiny_latent_experts_folder))
+    """Four ranks share experts, or networks. Layers with a network in a model with experts are each scheduler's."""
+    folder: Path = request.getfixturevalue(model)
+    options = replace(ONE, max_step_tokens=512, dp=2, tp=2, dp_attention=True, overlap_batches=2)
+    with Engine(str(folder), options, dispatch="round_robin") as engine:
+        assert tokens(engine) == tokens(reference(folder))
+        ends_as_one(engine, victim)
+
+
+@pytest.mark.parametrize(
+    ("model", "overlap"), [("tiny_folder", 0), ("tiny_latent_folder", 2)], ids=["heads", "latents"]
+)
+def test_schedulers_that_share_networks_give_the_tokens_of_one(
+    request: pytest.FixtureRequest, reference: Callable[..., Engine], model: str, overlap: int
+) -> None:
+    """No layer has experts. Steps of a long prompt are not padded."""
+    folder: Path = request.getfixturevalue(model)
+    options = replace(ONE, max_step_tokens=512, dp=2, dp_attention=True, overlap_batches=overlap)
+    assert tokens_of(folder, options) == tokens(reference(folder))
 
 
 def test_the_death_of_one_scheduler_ends_the_other_and_no_request_waits_for_ever(sharing: Engine) -> None:
     """The last test of its engine."""
-    processes = [psutil.Process(pid) for pid in sharing.scheduler_pids]
-    stream = sharing.stream(PROMPTS[0], replace(GREEDY, max_tokens=400))
+    ends_as_one(sharing, 1)
+
+
+def ends_as_one(engine: Engine, victim: int) -> None:
+    """Kill one of the processes while a scheduler has a request; see that all end, and are said to have."""
+    processes = [psutil.Process(pid) for pid in engine.scheduler_pids]
+    stream = engine.stream(PROMPTS[0], replace(GREEDY, max_tokens=400))
     next(stream)
-    processes[1].kill()
+    processes[victim].kill()
     with pytest.raises((SchedulerDied, InternalError), match=r"died|ended"):
         list(stream)
     with pytest.raises(SchedulerDied):
-        sharing.generate(PROMPTS[1], GREEDY)
+        engine.generate(PROMPTS[1], GREEDY)
     assert not any(process.is_running() for process in processes)

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from ended_log import end_log
 
 from diptych.engine.tensor_parallel.channels import HostChannels
 from diptych.engine.tensor_parallel.rank_log import RankLog
@@ -303,8 +304,11 @@ class RankedEnd(InprocEnd):
             return answer.result()
 
     def step(self) -> None:
-        self.rank.apply_due(None, self.transfer, None)  # type: ignore[arg-type]
+        self.reads_the_end()
         self.rank.report(self.transfer)
+
+    def reads_the_end(self) -> bool:
+        return self.rank.apply_due(None, self.transfer, None)  # type: ignore[arg-type]
 
     def step_all(self) -> None:
         for network in self.networks:
@@ -329,8 +333,8 @@ class RankedEnd(InprocEnd):
 
     def close(self) -> None:
         super().close()
+        end_log(self.log, self.reads_the_end)
         self.rank.close()
-        self.log.close()
 
 
 class ChildError(Exception):
@@ -353,7 +357,7 @@ class Child:
         self.process.stdin.write(json.dumps({"do": do, **fields}) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
-        assert line, f"the child ended with code {self.process.wait(5)}"
+        assert line, f"the child ended with code {self.process.wait(HUNG_S)}"
         reply = json.loads(line)
         if "error" in reply:
             raise ChildError(f"{reply['error']}: {reply['message']}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ended_log import end_log
 
 from diptych.engine.tensor_parallel.channels import HostChannels
 from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog
@@ -63,7 +65,7 @@ class Worker:
 
     def step(self) -> None:
         for channel, transfer in self.ranks:
-            channel.apply_due(None, transfer, None)  # type: ignore[arg-type]
+            _reads_the_end(channel, transfer)
             channel.report(transfer)
 
     def poll(self) -> None:
@@ -86,10 +88,14 @@ class Worker:
 
     def close(self) -> None:
         self.transport.close()
+        if isinstance(self.log, RankLog):
+            end_log(self.log, *(partial(_reads_the_end, channel, transfer) for channel, transfer in self.ranks))
         for channel, _ in self.ranks:
             channel.close()
-        if isinstance(self.log, RankLog):
-            self.log.close()
+
+
+def _reads_the_end(channel: TpModelWorker, transfer: RankTransfer) -> bool:
+    return channel.apply_due(None, transfer, None)  # type: ignore[arg-type]
 
 
 def of_stage(layout: PoolLayout, layer: int) -> PoolLayout:

@@ -244,6 +244,9 @@ def test_check_finds_pins_that_outlived_their_page() -> None:
     pool = PagePool(4)
     pool._pins[1:3] = [1, -1]
     assert pool.check() == ["FREE pages with an export pin: 1, 2", "negative pin counts: 2"]
+    pool._pins[1:3] = 0
+    pool._num_pins = 1
+    assert pool.check() == ["1 export pins are counted, and pages have 0"]
 
 
 class PoolAgainstDict(RuleBasedStateMachine):

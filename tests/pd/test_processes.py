@@ -177,7 +177,10 @@ def test_a_role_changes_without_a_reload_and_the_link_serves_the_new_one(
     asyncio.run(run())
 
 
-def test_images_are_seen_by_two_ranks_whose_peer_has_no_pixels_and_by_one_worker_alone(vision_model: Any) -> None:
+@pytest.mark.parametrize(("ranks", "others"), [({"tp": 2}, {}), ({"pp": 2}, {"pp": 3})])
+def test_images_are_seen_by_two_ranks_whose_peer_has_no_pixels_and_by_one_worker_alone(
+    vision_model: Any, ranks: dict[str, Any], others: dict[str, Any]
+) -> None:
     """Digests are compared; the second time both sides have the prompt's pages, and nothing is encoded."""
     expected = vision_model.greedy(TWO_IMAGES, 5)
     unseen = seen(picture(1, 4, 2), picture(0, 3, 5), first=7)
@@ -195,8 +198,8 @@ def test_images_are_seen_by_two_ranks_whose_peer_has_no_pixels_and_by_one_worker
 
     async def run() -> None:
         model = EngineOptions(model=str(vision_model.folder), kv_cache_mib=4, page_size=4)
-        two_ranks = replace(model, tp=2)
-        async with SchedulerPair(two_ranks, TransferRules("always"), decode_engine=model) as pair:
+        pair_of = replace(model, **ranks), TransferRules("always")
+        async with SchedulerPair(*pair_of, decode_engine=replace(model, **others)) as pair:
             for room in (1, 2):
                 await pair.decode.send(leg(room, worker_pb2.LEG_KIND_DECODE, pair.prefill.instance_id))
                 await pair.prefill.send(leg(room, worker_pb2.LEG_KIND_PREFILL, pair.decode.instance_id))

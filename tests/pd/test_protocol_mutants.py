@@ -42,7 +42,8 @@ from diptych.prefill.rendezvous import Rendezvous
 from diptych.prefill.room import PrefillRoom
 from diptych.prefill.rooms import Rooms as PrefillRooms
 from diptych.prefill.sending import Sender
-from diptych.unified.core import Reserve, UnifiedCore
+from diptych.unified.core import UnifiedCore
+from diptych.unified.reserve import Reserve
 
 MAX_GAMES = 12
 MOVES = 1400

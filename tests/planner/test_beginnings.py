@@ -68,16 +68,35 @@ def test_first_prompts_that_wait_for_cold_caches_are_no_load() -> None:
     assert warm.both > 1
 
 
-def test_a_load_that_stays_is_grown_for_once_caches_have_had_time() -> None:
+@pytest.mark.parametrize(("start_s", "cold"), [(100.0, 8), (200.0, 4)])
+def test_a_load_that_stays_is_grown_for_once_caches_have_had_time(start_s: float, cold: int) -> None:
+    """Once there is a minute without the first one in it; sooner where it would be too late then."""
     planner, made = Planner(), []
-    for number in range(1, 9):
-        made.append(planner(seen(15.0 * number, mixed(0.0, 0.6), mixed(0.0, 0.6))))
-    assert [each.both > 1 for each in made] == [False] * 4 + [True] * 4
+    for number in range(1, 11):
+        observed = seen(15.0 * number, mixed(0.0, 0.6), mixed(0.0, 0.6))
+        made.append(planner(replace(observed, start_s=start_s)))
+    assert [each.both > 1 for each in made] == [False] * cold + [True] * (10 - cold)
 
 
 def test_nobody_who_serves_is_no_cold_cache() -> None:
     asleep = seen(30.0, mixed(0.0, 0.5), mixed(0.0, 0.5), num=0)
     assert plan(asleep, Memory())[0].both >= 1
+
+
+def test_a_fleet_that_went_to_sleep_just_now_is_no_cold_cache() -> None:
+    asleep = replace(seen(1000.0, mixed(0.5, 0.0), mixed(0.5, 0.0), num=0), limits=Limits(budget_gpus=4))
+    made, _ = plan(asleep, Memory(began_s=0.0, shrunk_s=970.0))
+    assert Why.GROWS in made.why
+    assert made.both >= 1
+
+
+def test_who_has_seen_nothing_for_a_while_has_watched_only_since_then() -> None:
+    """Nobody answered for ten minutes: a load that just pauses must not be taken for all that there was."""
+    planner, busy, calm = Planner(), (Kind(6.0, 8000.0, 0.0, 100.0),), (Kind(0.5, 2000.0, 0.0, 100.0),)
+    for number in range(30):
+        planner(seen(5000.0 + 15 * number, busy, busy, num=4))
+    back = [planner(seen(6100.0 + 15 * number, calm, calm, num=4)).both for number in range(4)]
+    assert back == [4] * 4
 
 
 def test_long_windows_that_began_with_cold_caches_say_nothing() -> None:
@@ -87,6 +106,23 @@ def test_long_windows_that_began_with_cold_caches_say_nothing() -> None:
     few, usual = mixed(0.03, 0.02), mixed(0.03, 0.01)
     assert expect(seen(150.0, few, usual), Memory()).kinds == few
     assert expect(seen(1000.0, few, usual), Memory()).kinds == usual
+
+
+def test_a_minute_with_more_of_the_long_prompts_than_usual_is_no_other_load() -> None:
+    """What few requests cost most of swings more than their number: 60 long ones of 400 are 40 or 80 by chance."""
+    small, large = Kind(1.0, 500.0, 0.0, 150.0), Kind(1.0, 16_384.0, 0.0, 250.0)
+
+    def bimodal(smalls: float, larges: float) -> tuple[Kind, ...]:
+        return small._replace(requests_per_s=smalls), large._replace(requests_per_s=larges)
+
+    usual = bimodal(5.1, 0.9)
+    assert expect(seen(5000.0, bimodal(5.1, 1.15), usual), Memory()).kinds == usual
+    assert expect(seen(5000.0, bimodal(5.1, 0.65), usual), Memory()).kinds == usual
+    twice = bimodal(5.1, 1.8)
+    assert expect(seen(5000.0, twice, usual), Memory()).kinds == twice
+    even = Kind(6.0, 2900.0, 0.0, 165.0)
+    more = even._replace(prompt_len=2900.0 * 1.25)
+    assert expect(seen(5000.0, (more,), (even,)), Memory()).kinds == (more,)
 
 
 def test_a_rate_that_rises_is_expected_to_go_on_by_its_rate_alone() -> None:

@@ -19,8 +19,9 @@ def test_requests_in_flight_have_come_and_lengths_are_those_of_the_finished() ->
     assert offered_by(samples, [60.0]) == (Offered(60.0, (Kind(1.0, 100.0, 20.0, 50.0),)),)
 
 
-def test_a_router_that_began_anew_counts_from_zero_and_a_new_one_too() -> None:
-    samples = [Sample(0.0, {"a": counts(1000)}), Sample(60.0, {"a": counts(30), "b": counts(30)})]
+def test_a_router_that_began_anew_counts_from_zero_and_a_new_one_from_its_first_answer() -> None:
+    samples = [Sample(0.0, {"a": counts(1000)}), Sample(30.0, {"a": counts(15), "b": counts(500)})]
+    samples.append(Sample(60.0, {"a": counts(30), "b": counts(530)}))
     (window,) = offered_by(samples, [60.0])
     assert window.requests_per_s == 1.0
 
@@ -77,8 +78,47 @@ def test_prompts_that_are_found_and_those_that_are_not_are_two_kinds() -> None:
     again = Counts(120, 80, 80_000, 59_400, 1400, 0, sizes={8: Finished(60, 60_000, 59_400, 600), 512: misses})
     kinds = (Kind(0.75, 1000.0, 990.0, 10.0), Kind(0.25, 1000.0, 0.0, 40.0))
     assert offered_by([Sample(0.0, {"a": Counts()}), Sample(40.0, {"a": both})], [60.0]) == (Offered(40.0, kinds),)
-    two = [Sample(0.0, {"a": both}), Sample(40.0, {"a": again, "b": both})]
+    two = [Sample(0.0, {"a": both, "b": Counts()}), Sample(40.0, {"a": again, "b": both})]
     (window,) = offered_by(two, [60.0])
     assert window.kinds is not None
     assert [each[1:] for each in window.kinds] == [each[1:] for each in kinds]
     assert [each.requests_per_s for each in window.kinds] == pytest.approx([3 * 60 / 70, 3 * 10 / 70])
+
+
+def steady(at_s: float, since_s: float = 0.0, in_flight: float = 10.0) -> Counts:
+    """What a router has counted that is there since then, of two requests a second."""
+    return counts(2 * (at_s - since_s), in_flight)
+
+
+def rates(samples: list[Sample]) -> list[float]:
+    return [each.requests_per_s for each in offered_by(samples, [60.0, 300.0])]
+
+
+def test_a_router_that_begins_anew_takes_nothing_of_what_came_before() -> None:
+    """Else the long window would have less than the short one, and a load that stays would seem to rise."""
+    again = [Sample(at_s, {"a": steady(at_s, 210.0 if at_s > 210 else 0.0)}) for at_s in range(0, 301, 15)]
+    assert rates(again) == pytest.approx([2.0, 2.0], rel=0.05)
+    rollout = [
+        Sample(at_s, {"b" if at_s > 210 else "a": steady(at_s, 210.0 * (at_s > 210))}) for at_s in range(0, 301, 15)
+    ]
+    assert rates(rollout) == pytest.approx([2.0, 2.0], rel=0.1)
+
+
+def test_a_router_that_is_listed_again_has_not_counted_all_of_it_meanwhile() -> None:
+    """Bootstrap that has just restarted knows few: a day's requests would have come in a quarter of a minute."""
+    day_s = 86_400.0
+    samples = [
+        Sample(at_s, {"a": steady(at_s)} | ({} if at_s == 0 else {"b": steady(at_s + day_s)}))
+        for at_s in (0.0, 15.0, 30.0)
+    ]
+    assert max(rates(samples)) <= 4.0
+    gap = [
+        Sample(at_s, {"a": steady(at_s)} | ({} if at_s == 240 else {"b": steady(at_s + day_s)}))
+        for at_s in range(0, 301, 15)
+    ]
+    assert rates(gap) == pytest.approx([4.0, 4.0], rel=0.13)
+
+
+def test_a_scrape_that_fails_amid_a_window_loses_nothing() -> None:
+    samples = [Sample(at_s, {"a": None if at_s == 270 else steady(at_s)}) for at_s in range(0, 301, 15)]
+    assert rates(samples) == pytest.approx([2.0, 2.0])

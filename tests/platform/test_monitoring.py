@@ -134,7 +134,7 @@ class Watched:
 
 def _page(address: str) -> str | None:
     try:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=200) as answer:
             return str(answer.read().decode())
     except (OSError, http.client.HTTPException, urllib.error.URLError):
         return None

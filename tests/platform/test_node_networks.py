@@ -6,7 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,26 +67,40 @@ def networks(tmp_path: Path) -> Iterator[tuple[Network, Network]]:
         yield first, second
 
 
+@pytest.mark.parametrize(
+    ("folder", "role", "cut"),
+    [
+        ("tiny_folder", "unified", ("--tp=2",)),
+        ("tiny_six_experts_folder", "prefill", ("--tp=2", "--expert-parallel")),
+    ],
+    ids=["heads", "experts"],
+    indirect=["folder"],
+)
 def test_two_networks_are_one_group_until_the_cable_between_them_is_cut(
-    networks: tuple[Network, Network], tiny_folder: Path, expected_text: str, wait_until: Callable[..., Any]
+    networks: tuple[Network, Network], folder: Path, role: str, cut: tuple[str, ...]
 ) -> None:
+    """One that prefills does so for a worker of one process, beside its other node."""
     here, there = networks
     here.start("bootstrap", "bootstrap", "--port=7000")
-    group = ("unified", f"--model={tiny_folder}", "--tp=2", "--nnodes=2", f"--leader={LEADER}:7100")
+    group = (role, f"--model={folder}", *cut, "--nnodes=2", f"--leader={LEADER}:7100")
     here.start("leader", *group, "--node-rank=0")
     there.start("other", *group, "--node-rank=1")
+    if role == "prefill":
+        there.start("decode", "decode", f"--model={folder}")
     ports = ("--http-port=8000", "--grpc-port=9000", "--health-port=8084")
-    here.start("router", "router", f"--model={tiny_folder}", *ports)
+    here.start("router", "router", f"--model={folder}", *ports)
     here.run(sys.executable, "-c", UNTIL_READY)
-    assert here.run(sys.executable, "-c", ASK).strip() == expected_text
+    assert here.run(sys.executable, "-c", ASK).strip() == text_of_one_process(folder)
     with streaming(here):
         here.run("ip", "link", "set", "cable", "down")
         for network, name in ((here, "leader"), (there, "other")):
             assert network.processes[name].wait(200) == 1
     blamed = f"the scheduler does not answer: node 1 at {OTHER} is not heard; its requests are done elsewhere"
     assert when(here.log("leader"), blamed) < when(here.log("bootstrap"), "is gone")
-    assert f"a part of the group is gone: node 1 at {OTHER} has not been heard for" in here.log("leader").read_text()
-    found = there.log("other").read_text()  # the system may notice that there is no way before the silence is long
+    gone = ("node 1 at {} has not been heard for", "the connection to node 1 at {} has ended")
+    told = here.log("leader").read_text()  # the system may notice that there is no way before the silence is long
+    assert any(f"a part of the group is gone: {each.format(OTHER)}" in told for each in gone)
+    found = there.log("other").read_text()
     assert "the leader has not been heard for" in found or "the connection to the leader has ended" in found
 
 
@@ -96,13 +110,19 @@ def when(log: Path, words: str) -> float:
     return float(line["time"])
 
 
-@pytest.fixture(scope="module")
-def expected_text(tiny_folder: Path) -> str:
+@pytest.fixture
+def folder(request: pytest.FixtureRequest) -> Path:
+    """Of the model that a fixture makes."""
+    path: Path = request.getfixturevalue(request.param)
+    return path
+
+
+def text_of_one_process(folder: Path) -> str:
     """One process, one rank, another implementation; a word of the model's is `w` and its number."""
     import torch
     import transformers
 
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompt = torch.tensor([[1, 2, 3, 4, 5]])
     whole = model.generate(prompt, max_new_tokens=6, do_sample=False, attention_mask=torch.ones_like(prompt))
     return " ".join(f"w{token}" for token in whole[0, 5:].tolist())

@@ -1,20 +1,25 @@
-"""Decode workers whose two schedulers share experts, behind a prefill worker of one process: they serve, end and drain
-as one.
+"""Decode workers whose two schedulers share experts, or networks, behind a prefill worker that is cut otherwise: they
+serve, end and drain as one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from diptych.common.members.roles import Role
+from diptych.common.net.rpc import open_sync_channel
 from diptych.engine import Engine, SamplingParams
 from diptych.v1 import bootstrap_pb2
+from diptych.v1.admin_pb2 import SetRoleRequest
+from diptych.v1.admin_pb2_grpc import WorkerAdminStub
 
 Platform = Any
 DEEP = pytest.mark.skipif(not os.environ.get("DIPTYCH_DEEP_CHECKS"), reason="the other one's death shows the same")
@@ -23,18 +28,47 @@ GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 PROMPTS = [[first, *range(20 * first)] for first in range(8)]
 
 
+@dataclass(frozen=True)
+class Case:
+    """A model, and what its workers are given."""
+
+    folder: str  # the fixture
+    prefill: str
+    decode: str
+
+
+CASES = {
+    "latents and experts": Case("tiny_latent_experts_folder", "", MOVING),
+    "networks": Case("tiny_tied_folder", "--tp 2", ""),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
 @pytest.fixture(scope="module")
-def platform(start_shared: Callable[..., Platform], tiny_latent_experts_folder: Path) -> Platform:
-    model = ("--model", str(tiny_latent_experts_folder), "--threads", "1")
-    options = (*model, "--decode-options", f"--dp 2 --dp-attention --overlap-batches 3 {MOVING}")
+def folder(request: pytest.FixtureRequest, case: Case) -> Path:
+    path: Path = request.getfixturevalue(case.folder)
+    return path
+
+
+@pytest.fixture(scope="module")
+def platform(start_shared: Callable[..., Platform], case: Case, folder: Path) -> Iterator[Platform]:
+    options = ["--model", str(folder), "--threads", "1"]
+    options += ["--decode-options", f"--dp 2 --dp-attention --overlap-batches 3 {case.decode}"]
+    options += ["--prefill-options", case.prefill] if case.prefill else []
     variables = {"DIPTYCH_KV_CACHE_MIB": "4", "DIPTYCH_MAX_STEP_TOKENS": "64", "DIPTYCH_POLICY": "least_load"}
-    return start_shared(decode=2, options=options, **variables)
+    running = start_shared(decode=2, options=tuple(options), **variables)
+    yield running
+    running.stop()  # before the next case has one
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_latent_experts_folder: Path, reference: Callable[..., Engine]) -> list[tuple[int, ...]]:
+def expected(folder: Path, reference: Callable[..., Engine]) -> list[tuple[int, ...]]:
     """One process has everything."""
-    return [each.token_ids for each in reference(tiny_latent_experts_folder).generate_batch(PROMPTS, GREEDY)]
+    return [each.token_ids for each in reference(folder).generate_batch(PROMPTS, GREEDY)]
 
 
 def complete_all(platform: Platform) -> list[tuple[int, ...]]:
@@ -55,7 +89,7 @@ def ready_decoders(platform: Platform) -> list[bootstrap_pb2.Instance]:
     return [each for each in ready if each.role == bootstrap_pb2.ROLE_DECODE]
 
 
-def test_schedulers_that_share_experts_decode_for_one_that_has_them_all(
+def test_schedulers_that_share_decode_for_a_worker_that_is_cut_otherwise(
     platform: Platform, expected: list[tuple[int, ...]]
 ) -> None:
     assert sorted(each.dp_rank for each in ready_decoders(platform)) == [0, 0, 1, 1]
@@ -64,6 +98,31 @@ def test_schedulers_that_share_experts_decode_for_one_that_has_them_all(
     platform.assert_clean()
     received = [each.pages_received for each in platform.statuses() if each.pages_received]
     assert len(received) == 4, "each has KV of its own"
+
+
+def set_role(platform: Platform, instance: bootstrap_pb2.Instance, role: Role) -> None:
+    with open_sync_channel(instance.address, platform.trust()) as channel:
+        request = SetRoleRequest(instance_id=instance.instance_id, role=role.wire, drain_ms=20_000)
+        assert WorkerAdminStub(channel).SetRole(request, timeout=200).not_ready == ""
+
+
+def test_one_scheduler_prefills_for_a_while_and_the_others_decode(
+    platform: Platform, expected: list[tuple[int, ...]], wait_until: Callable[..., Any]
+) -> None:
+    one = ready_decoders(platform)[0]
+
+    def pages_sent() -> int:
+        return sum(each.pages_sent for each in platform.statuses() if each.instance.instance_id == one.instance_id)
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(lambda: [complete_all(platform) for _ in range(2)])
+        set_role(platform, one, Role.PREFILL)
+        assert running.result() == [expected] * 2
+    wait_until(lambda: complete_all(platform) == expected and pages_sent(), 200.0, "it sends what it computes")
+    set_role(platform, one, Role.DECODE)
+    wait_until(lambda: len(ready_decoders(platform)) == 4, 200.0, "all decode again")
+    assert complete_all(platform) == expected
+    platform.assert_clean()
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=DEEP)])

@@ -20,6 +20,7 @@ from diptych.common.refusals import Refusals
 from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.frontend.metrics import TRANSFER_BUCKETS, WorkerMetrics
 from diptych.grammars.checks import GrammarChecks
+from diptych.router.admission.session_desk import SessionDesk
 from diptych.router.config import RouterConfig
 from diptych.router.metrics import (
     ANSWER_BUCKETS,
@@ -54,9 +55,7 @@ def collectors(folder: Path) -> Iterator[Collector]:
     """Yield everything that a router registers by an option, and what other components have."""
     yield KeyUsage(cast(Any, SimpleNamespace(holders={}, refusals={})))
     yield GrammarUsage(GrammarChecks())
-    line = SimpleNamespace(num_waiting=0, num_in=0, num_tokens=0, num_expired=0)
-    counts = {"capacity_tokens": 0, "num_admitted": 0, "num_given_up": 0, "waited_s": 0.0}
-    yield SessionLineUsage(cast(Any, SimpleNamespace(line=line, expire=lambda: None, **counts)))
+    yield SessionLineUsage(SessionDesk([], lambda: 0.0))
     yield TokenizerUsage([])
     yield PoolMetrics(lambda: ())
     yield SizeMetrics()

@@ -67,7 +67,7 @@ def test_whole_numbers_are_numbers_and_several_outputs_have_one_prompt(cluster: 
 
 def test_a_stream_counts_rows_as_its_prompt(cluster: Cluster) -> None:
     body: Any = {"input_embeds": ROWS.tolist(), "sampling_params": SHORT, "stream": True}
-    with urllib.request.urlopen(cluster.url + "/generate", json.dumps(body).encode(), timeout=30) as response:
+    with urllib.request.urlopen(cluster.url + "/generate", json.dumps(body).encode(), timeout=200) as response:
         answer = response.read().decode()
     events = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
     assert {event["meta_info"]["prompt_tokens"] for event in events} == {5}

@@ -200,12 +200,32 @@ def test_an_adapter_is_its_models_and_picks_it(cluster: Cluster) -> None:
     assert cluster.post("/v1/completions", {"prompt": "p", "model": "sql"})[0] == 404
 
 
-def test_sessions_are_not_kept_by_a_router_of_several_models(cluster: Cluster) -> None:
-    status, answer = cluster.post("/open_session", {"capacity_of_str_len": 100})
-    assert (status, answer["error"]["message"]) == (
-        409,
-        "a router of several models keeps no sessions: send whole prompts",
-    )
+def test_a_session_is_of_one_model_and_waits_for_room_in_its_workers_pools(cluster: Cluster) -> None:
+    pages = {"tiny": 100, "other": 50}
+    for worker in cluster.workers:
+        worker.instance.load.total_pages = pages.get(worker.instance.model_id, 0)
+        cluster.report_load(worker, worker.instance.load)
+    tiny, other, _ = cluster.router.desk.doors
+    cluster.wait_until(lambda: tiny.capacity_tokens == 2 * other.capacity_tokens > 0)
+
+    def opened(name: str, **fields: Any) -> Any:
+        fields = {"capacity_of_str_len": 10**6, "context_tokens": 10**6, "session_id": name, **fields}
+        return cluster.post("/open_session", fields)
+
+    assert opened("a", model="tiny", wait_s=100) == (200, "a")
+    assert opened("b", model="other", wait_s=100) == (200, "b")
+    assert opened("c", model="other", wait_s=0.001)[0] == 503
+    assert [door.line.num_in for door in cluster.router.desk.doors] == [1, 1, 0]
+    assert opened("a", model="other", wait_s=100)[0] == 400, "it is open for another model"
+    assert opened("d")[1]["error"]["message"] == UNNAMED
+    assert opened("d", model="none")[1]["error"]["message"] == UNKNOWN
+    assert opened("d", model="other") == (200, "d")
+    turn = {"text": "p", "session_params": {"id": "d"}}
+    assert cluster.post("/generate", {**turn, "model": "other"})[0] == 200
+    status, answer = cluster.post("/generate", {**turn, "model": "tiny"})
+    assert (status, answer["error"]["message"]) == (400, "the session 'd' was opened for another model")
+    for name in "abcd":
+        assert cluster.post("/close_session", {"session_id": name}) == (200, {"was_open": True})
 
 
 def test_a_call_is_aborted_by_its_id_whichever_model_serves_it(cluster: Cluster, hang: Any) -> None:
@@ -300,7 +320,10 @@ def test_lines_of_a_model_without_workers_do_not_stop_a_batch(
 def test_a_batch_s_lines_heed_the_workers_of_their_own_model_only(start_cluster: Start) -> None:
     cluster = start_cluster(further={"other": None})
     tiny, other = ([each for each in cluster.workers if each.instance.model_id == name] for name in ("tiny", "other"))
-    served, pipelines = cluster.router.served, Models([each.pipeline for each in cluster.router.served])
+    served, pipelines = (
+        cluster.router.served,
+        Models([each.pipeline for each in cluster.router.served], cluster.router.desk),
+    )
     watched = [batches_wiring.Watched(each.fleet, each.in_flight) for each in served]
     watcher = batches_wiring.Watcher(watched, cluster.router.admission, 8)
     idle = Busy(0, 0, 8, 0, 0, 0, num_prefill=1, free_share=1.0, is_cold=False)

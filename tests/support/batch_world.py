@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from diptych.router.batches.bench import Bench, LineCall
 from diptych.router.batches.files import FileFacts, Files
 from diptych.router.batches.idle import Busy
 from diptych.router.batches.job import Claimed, Job, Spec
@@ -18,7 +19,7 @@ from diptych.router.batches.log import JobLog
 from diptych.router.batches.results import Reply
 from diptych.router.batches.slots import Slots
 from diptych.router.batches.store import StoreCalls
-from diptych.router.batches.work import Bench, JobWork, LineCall
+from diptych.router.batches.work import JobWork
 
 T = TypeVar("T")
 

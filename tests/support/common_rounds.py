@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diptych.checkpoints.shard import Shard
 from diptych.checkpoints.source import ModelSource
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
@@ -50,7 +51,8 @@ ROUNDS: list[Steps] = [
 ]
 
 
-def new_pool(source: ModelSource) -> Tensor:
+def new_pool(source: ModelSource, num_ranks: int = 1) -> Tensor:
     num_pages = MOST * PAGES
-    layout = ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE, dtype="float32")
+    part = Shard(0, num_ranks).config(source.config)
+    layout = ModelRunner.pool_layout(part, num_pages=num_pages, page_size=PAGE, dtype="float32")
     return torch.full(layout.shape, torch.nan)

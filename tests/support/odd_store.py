@@ -10,7 +10,7 @@ from typing import Final
 from diptych.engine.tiers.page_format import Buffer
 from diptych.engine.tiers.stores.object_store import Entry, PartsByRequest
 
-SOON_S: Final = 20.0  # so long a thread of a busy machine may take
+SOON_S: Final = 60.0  # so long a thread of a busy machine may take
 
 
 class OddStore:

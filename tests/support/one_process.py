@@ -11,6 +11,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from multiprocessing import util
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +27,7 @@ STARTS: Final = frozenset(
 TESTS: Final = Path(__file__).parents[1]
 
 
+@cache  # of each file once, not of each of its tests
 def lies_among_integration_tests(path: Path) -> bool:
     return any((TESTS / folder) in path.parents for folder in FOLDERS)
 

@@ -18,7 +18,7 @@ from diptych.checkpoints.shard import Shard
 from diptych.checkpoints.source import ModelSource
 from diptych.engine.models.adapters.lora_host import LoraHost
 from diptych.engine.options.pool_size import most_state_pages
-from diptych.engine.runner.model_part import ModelPart
+from diptych.engine.runner.model_part import ModelPart, own_layers
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.kv_regions import kv_layout, with_states
@@ -85,7 +85,9 @@ class RankedModel:
     def install(self, slot: int, folder: Path) -> None:
         """Put an adapter into a slot of every rank, as PEFT saved it."""
         for rank, runner in enumerate(self._runners):
-            host = LoraHost(self.source.config, Shard(rank, self.shape.tp), partial(getattr, runner, "loras"))
+            layers = own_layers(self.source.config, self._communicators[rank].stages)
+            shard = Shard(rank % self.shape.tp, self.shape.tp, layers=layers)
+            host = LoraHost(self.source.config, shard, partial(getattr, runner, "loras"))
             host.install(slot, host.read(folder).weights)
 
     def _layout(self, rank: int) -> PoolLayout:

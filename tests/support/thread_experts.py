@@ -26,6 +26,7 @@ class ThreadExperts:
     padded_rows: int | None = None
     exchange_by: PeerExchange | None = None
     most_recorded: int = 0
+    num_each: int = 1  # ranks of a scheduler
     counted: list[int] = field(default_factory=list)
     exchanges: str = ""  # s: something was sent, c: something came
     sizes: Tensor = field(default_factory=lambda: torch.full((2,), 1 << 30, dtype=torch.int32))
@@ -35,8 +36,7 @@ class ThreadExperts:
         return len(self.meeting.brought)
 
     def begin(self, common: Round) -> None:
-        """Begin a round, each rank of which is a scheduler's."""
-        own = common.parts[self.rank]
+        own = common.parts[self.rank // self.num_each]
         self.round, self.padded_rows = common, None
         self.sizes.copy_(torch.tensor([own.num_tokens, own.num_picked]))
 
@@ -44,7 +44,7 @@ class ThreadExperts:
     def late_tokens(self) -> int | None:
         if self.round is None or self.round.halves is None:
             return None
-        return self.round.parts[self.rank].late_tokens
+        return self.round.parts[self.rank // self.num_each].late_tokens
 
     def placement(self, layer: int, num_experts: int) -> ExpertPlacement:
         return self.placed or balanced([1.0] * num_experts, self.size)

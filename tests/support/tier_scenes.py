@@ -37,7 +37,7 @@ PAGE_NBYTES = 512
 TERMS = b"terms of 16 byte"
 RECORD = SegmentFormat(TERMS, PAGE_NBYTES)
 MIB = 2**20
-SOON_S = 20.0  # so long a thread of a busy machine may take
+SOON_S = 60.0  # so long a thread of a busy machine may take
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -146,7 +146,7 @@ def save_qwen3_vl(folder: Path, **others: Any) -> VisionModel:
     import transformers
 
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 3, 3], "mrope_interleaved": True}
-    text = {**TEXT, "head_dim": 20, "rope_parameters": rope, **others}
+    text = {**TEXT, "num_hidden_layers": 4, "head_dim": 20, "rope_parameters": rope, **others}
     vision = {**TOWER, **TOWER_SHAPE, "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2]}
     config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **TOKENS)
     return saved(folder, transformers.Qwen3VLForConditionalGeneration, config)

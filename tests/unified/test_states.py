@@ -18,7 +18,7 @@ from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.scheduler.stepping import StepGivenUp
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
-from diptych.unified.core import max_tokens
+from diptych.unified.reserve import max_tokens
 
 VOCAB, PAGE, PER_STATE = 1000, 4, 2
 PROMPT = list(range(20))

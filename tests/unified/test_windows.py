@@ -30,7 +30,7 @@ from diptych.engine.values.request import Request
 from diptych.engine.values.step import Drafts
 from diptych.engine.values.window_pages import WindowPages
 from diptych.kvtransfer.ownership import PagePool
-from diptych.unified.core import max_tokens
+from diptych.unified.reserve import max_tokens
 
 VOCAB, PAGE = 1000, 4
 SLIDING, LONG = WindowPages(2, 10), WindowPages(1, 40)  # less and more than a step

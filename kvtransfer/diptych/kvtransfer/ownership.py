@@ -86,6 +86,7 @@ class PagePool:
         self._generation = np.zeros(num_pages, np.uint32)
         self._state[NULL_PAGE] = _NO_STATE
         self._pins = np.zeros(num_pages, np.int32)
+        self._num_pins = 0  # of all pages: mostly there are none
         self._free = np.arange(num_pages - 1, NULL_PAGE, -1, dtype=np.int32)  # a stack: its first num_free entries
         self._num_free = num_pages - 1
         self._seat = np.zeros(num_pages, np.int32)  # scratch of `_states_of`
@@ -144,10 +145,12 @@ class PagePool:
     def pin(self, pages: Pages) -> None:
         """Keep the pages as they are while a transfer reads them. Pins are counted."""
         self._pins[self._apply(Operation.PIN, pages)] += 1
+        self._num_pins += len(pages)
 
     def unpin(self, pages: Pages) -> None:
         """Take one export pin off each page."""
         self._pins[self._apply(Operation.UNPIN, pages)] -= 1
+        self._num_pins -= len(pages)
 
     def pinned(self, pages: Pages) -> bool:
         """Tell whether any of the pages has an export pin."""
@@ -200,9 +203,11 @@ class PagePool:
         return [*self._check_books(), *self._check_claims(claims)]
 
     def _apply(self, operation: Operation, pages: Pages) -> Pages:
+        if not len(pages):
+            return pages
         after = self._states_of(pages).tobytes().translate(self._table[operation])
         wrong = _NO_ENTRY in after or (operation in NEEDS_A_PIN and not self._pins.take(pages).all())
-        if wrong or (operation in NEEDS_NO_PIN and np.count_nonzero(self._pins.take(pages))):
+        if wrong or (self._num_pins and operation in NEEDS_NO_PIN and np.count_nonzero(self._pins.take(pages))):
             self._refuse(operation, pages, np.frombuffer(after, np.int8))
         self._state.put(pages, np.frombuffer(after, np.int8))
         return pages
@@ -247,6 +252,8 @@ class PagePool:
         for state in (PageState.FREE, PageState.IMPORTING, PageState.QUARANTINE):
             yield from _report(f"{state.name} pages with an export pin", (self._state == state) & (self._pins != 0))
         yield from _report("negative pin counts", self._pins < 0)
+        if self._pins.sum() != self._num_pins:
+            yield f"{self._num_pins} export pins are counted, and pages have {self._pins.sum()}"
 
     def _check_claims(self, claims: Mapping[PageState, Pages]) -> Iterator[str]:
         everything = _joined(claims.values())

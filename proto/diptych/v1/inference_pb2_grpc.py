@@ -69,6 +69,16 @@ class InferenceStub:
                 request_serializer=diptych_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=diptych_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.OpenSession = channel.unary_unary(
+                '/diptych.v1.Inference/OpenSession',
+                request_serializer=diptych_dot_v1_dot_inference__pb2.OpenSessionRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_inference__pb2.OpenSessionResponse.FromString,
+                _registered_method=True)
+        self.CloseSession = channel.unary_unary(
+                '/diptych.v1.Inference/CloseSession',
+                request_serializer=diptych_dot_v1_dot_inference__pb2.CloseSessionRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_inference__pb2.CloseSessionResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -123,6 +133,20 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenSession(self, request, context):
+        """A session: the tokens of its turns are kept, and with `wait_s` it waits in line for room in the KV pools. A call
+        that is cancelled, or whose deadline passes, waits no longer, and its place is kept for 60 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseSession(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -160,6 +184,16 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Score,
                     request_deserializer=diptych_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
                     response_serializer=diptych_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
+            ),
+            'OpenSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenSession,
+                    request_deserializer=diptych_dot_v1_dot_inference__pb2.OpenSessionRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_inference__pb2.OpenSessionResponse.SerializeToString,
+            ),
+            'CloseSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseSession,
+                    request_deserializer=diptych_dot_v1_dot_inference__pb2.CloseSessionRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_inference__pb2.CloseSessionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -351,6 +385,60 @@ class Inference:
             '/diptych.v1.Inference/Score',
             diptych_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
             diptych_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.Inference/OpenSession',
+            diptych_dot_v1_dot_inference__pb2.OpenSessionRequest.SerializeToString,
+            diptych_dot_v1_dot_inference__pb2.OpenSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.Inference/CloseSession',
+            diptych_dot_v1_dot_inference__pb2.CloseSessionRequest.SerializeToString,
+            diptych_dot_v1_dot_inference__pb2.CloseSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

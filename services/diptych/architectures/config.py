@@ -197,6 +197,8 @@ class Stage:
     first_kept: int  # what is added to numbers of the stage's: the first layer, or the first place
     recurrent: tuple[int, ...]  # of the whole model, those that keep a state
     groups: tuple[tuple[int, ...], ...] = ()  # of the stage's layers, see `page_groups`; empty: there is one
+    choosing: tuple[int, ...] = ()  # layers of the whole model with an indexer
+    by_kind: tuple[tuple[int, ...], ...] = ()  # layers of the whole model, see `layers_by_kind`
 
 
 @dataclass(frozen=True, slots=True)
@@ -535,3 +537,7 @@ class ModelConfig:
 
     def is_moe(self, layer: int) -> bool:
         return self.moe is not None and layer not in self.moe.dense_layers
+
+    @property
+    def has_experts(self) -> bool:
+        return any(self.is_moe(layer) for layer in range(self.num_layers))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 MatrixNbytes = Callable[[str, Piece], int]  # of a matrix, or a part of it, of the tensor with a name
 EXPERT: Final = re.compile(r"\d+\.experts\.")  # how the target of an expert's matrix begins
+NETWORK: Final = re.compile(r"\d+\.(gate_up|down)")  # the targets of a layer's one feed-forward network
 LINEAR: Final = re.compile(  # what FP8 is for
     r"\d+\.(qkv|q|q_a|q_b|kv_a|o|((shared|experts\.\d+)\.)?(gate_up|down))"
 )

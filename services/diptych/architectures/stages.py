@@ -1,9 +1,10 @@
 """Which layers each stage of a pipeline has, and what a stage is as a model of its own. Pure.
 
-Stages have neighbouring layers. Embeddings are the first one's, the last norm and the output projection the last one's;
-where that projection is the embedding, both have it. The cut is the one whose heaviest stage is lightest, by numbers in
-weights, among those that give each stage layers of each kind that keeps something: pages are what these have of tokens.
-Of cuts that weigh nearly the same it is the one with most pages.
+Stages have neighbouring layers. Embeddings are the first one's, as is a tower of images, with all layers that its rows
+are added to; the last norm and the output projection are the last one's. Where that is the embedding, both have it. The
+cut is the one whose heaviest stage is lightest, by numbers in weights, among those that give each stage layers of each
+kind that keeps something: pages are what these have of tokens. No stage begins between a layer and one that attends to
+what it has chosen or kept. Of cuts that weigh nearly the same it is the one with most pages.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from diptych.common.errors import ConfigError
 if TYPE_CHECKING:
     from diptych.architectures.config import ModelConfig, Stage
 
-_EMBEDDING: Final = "embed"  # how targets before the layers begin
-_KIND_WORDS: Final = ("that attend", "that keep a state")
-_KINDS: Final = "layers that attend, and layers that keep a state"
+_EMBEDDING: Final = "embed"  # how targets before the layers begin,
+_BEFORE: Final = (_EMBEDDING, "vision.")  # or those that make rows in place of embeddings
+_OWN: Final = "a first layer from which on all attend to what layers of the stage choose and keep"
 NEARLY: Final = 1.01  # of the lightest that the heaviest stage may weigh, where that leaves more pages
 _PLACES: Final = "as many layers of each window's pages as of those that see all: --kv-windows keep needs none"
 
@@ -33,11 +34,17 @@ def stage_layers(config: ModelConfig, num_stages: int) -> tuple[range, ...]:
     if num_stages == 1:
         return (range(config.num_layers),)
     check_stages(config, num_stages)
-    cuts = _best_cut(_weights(config), num_stages, _kinds(config), _ends(config))
+    cuts = _best_cut(_weights(config), num_stages, [*_kinds(config).values()], _ends(config))
     if cuts is None:
-        what = _KINDS if len(config.page_groups) == 1 else _PLACES
-        raise ConfigError(f"--pp {num_stages}: no cut gives each stage of {config.model_id} {what}")
+        raise ConfigError(f"--pp {num_stages}: no cut gives each stage of {config.model_id} {_lacking(config)}")
     return tuple(range(start, end) for start, end in pairwise((0, *cuts, config.num_layers)))
+
+
+def _lacking(config: ModelConfig) -> str:
+    """Say what each stage is to have."""
+    if config.indexer is not None or config.sources:
+        return _OWN
+    return ", and ".join(f"layers {words}" for words in _kinds(config)) if len(config.page_groups) == 1 else _PLACES
 
 
 def of_stage(config: ModelConfig, layers: range) -> ModelConfig:
@@ -46,7 +53,7 @@ def of_stage(config: ModelConfig, layers: range) -> ModelConfig:
     def own(numbers: frozenset[int]) -> frozenset[int]:
         return frozenset(number - layers.start for number in numbers if number in layers)
 
-    span, recurrent = slice(layers.start, layers.stop), config.recurrent
+    span, recurrent, indexer = slice(layers.start, layers.stop), config.recurrent, config.indexer
     return replace(
         config,
         num_layers=len(layers),
@@ -55,7 +62,10 @@ def of_stage(config: ModelConfig, layers: range) -> ModelConfig:
         keeps_all=True,  # which layers take turns in a page is a matter of the whole model: see `Stage.groups`
         kv_scales=config.kv_scales[span],
         still_layers=own(config.still_layers),
+        tower=config.tower if layers.start == 0 else None,
         recurrent=recurrent and replace(recurrent, layers=tuple(sorted(own(frozenset(recurrent.layers))))),
+        indexer=indexer and replace(indexer, layers=tuple(sorted(own(frozenset(indexer.layers))))),
+        sources=tuple(source - layers.start for source in config.sources[span]),
         ffn_only=own(config.ffn_only),
         without_ffn=own(config.without_ffn),
         moe=config.moe and replace(config.moe, dense_layers=own(config.moe.dense_layers)),
@@ -68,7 +78,9 @@ def _stage(config: ModelConfig, layers: range) -> Stage:
 
     groups, states = config.page_groups, _state_layers(config)
     if len(groups) == 1:
-        return Stage(layers.start, config.num_layers, config.attention_layers, layers.start, states)
+        kept, choosing = tuple(filter(config.keeps, config.attention_layers)), _choosing_layers(config)
+        by_kind = () if config.wide is None else config.layers_by_kind
+        return Stage(layers.start, config.num_layers, kept, layers.start, states, (), choosing, by_kind)
     own = tuple(tuple(layer - layers.start for layer in group if layer in layers) for group in groups)
     places, first = tuple(range(len(groups[0]))), sum(layer < layers.start for layer in groups[0])
     return Stage(layers.start, config.num_layers, places, first, states, own)
@@ -80,7 +92,8 @@ def target_in_stage(target: str, layers: range, num_layers: int, *, tied: bool) 
     if number.isdecimal():
         return f"{int(number) - layers.start}.{rest}" if int(number) in layers else None
     is_first, is_last = layers.start == 0, layers.stop == num_layers
-    has = is_first or (tied and is_last) if target.startswith(_EMBEDDING) else is_last
+    is_shared = tied and target.startswith(_EMBEDDING)
+    has = (is_first and target.startswith(_BEFORE)) or (is_last and (is_shared or not target.startswith(_BEFORE)))
     return target if has else None
 
 
@@ -90,7 +103,7 @@ def check_stages(config: ModelConfig, num_stages: int) -> None:
         return
     if num_stages > config.num_layers:
         raise ConfigError(f"--pp {num_stages} is more than the {config.num_layers} layers of {config.model_id}")
-    for words, kind in zip(_KIND_WORDS, _kinds(config), strict=False):
+    for words, kind in _kinds(config).items():
         if num_stages > len(kind):
             raise ConfigError(f"--pp {num_stages} is more than the {len(kind)} layers of {config.model_id} {words}")
     for words in _obstacles(config):
@@ -99,36 +112,53 @@ def check_stages(config: ModelConfig, num_stages: int) -> None:
 
 def _obstacles(config: ModelConfig) -> Iterator[str]:
     """Yield what of a model a stage can't have alone, in words."""
-    if config.tower is not None:
-        yield "it sees images, whose rows one process makes and adds to tokens"
     if config.encoder is not None or config.pooling is not None:
         yield "it makes vectors, and stages hand on what becomes text"
     if config.draft is not None:
         yield "draft layers read what comes out of the last one: leave out --speculate"
-    if config.indexer is not None or config.sources:
-        yield "layers attend to what an earlier one has chosen or kept"
-    if config.num_borrowing or config.wide is not None:
-        yield "layers borrow keys and values, or keep them in two forms"
-    if config.per_layer_dim or config.layer_scales:
+    if config.num_borrowing:
+        yield "layers borrow keys and values"
+    if config.per_layer_dim:
         yield "each layer takes an embedding of its own"
     if len(config.page_groups) > 1 and not config.deals_windows:
         yield "layers with a window have pages of their own, not all full: --kv-windows keep gives all layers the same"
 
 
-def _kinds(config: ModelConfig) -> list[frozenset[int]]:
-    """Return the layers of which each stage has some: those that keep something of tokens, and states if there are."""
-    kinds = (frozenset(config.attention_layers), frozenset(_state_layers(config)))
-    return [layers for layers in kinds if layers]
+def _kinds(config: ModelConfig) -> dict[str, frozenset[int]]:
+    """Return the layers of which each stage has some, by words: those that keep something of tokens, and states if
+    there are; or those of each form of keys and values, where these are two.
+    """
+    attending = frozenset(config.attention_layers)
+    kinds = {"that attend": attending, "that keep a state": frozenset(_state_layers(config))}
+    if config.wide is not None:
+        slides = frozenset(layer for layer in attending if config.window(layer))
+        kinds |= {"with a window": slides, "without one": attending - slides}
+    return {words: layers for words, layers in kinds.items() if layers}
 
 
 def _ends(config: ModelConfig) -> frozenset[int]:
-    """Return before which layers a stage may end: it has as many of each group of pages, as they have common places."""
-    groups, every = config.page_groups, range(1, config.num_layers + 1)
-    return frozenset(end for end in every if len({sum(layer < end for layer in group) for group in groups}) == 1)
+    """Return before which layers a stage may end: it has as many of each group of pages, as they have common places.
+
+    And those behind it attend to nothing that layers before it choose or keep, and no rows of images are added there.
+    """
+    num_taps = len(config.tower.taps) if config.tower else 0
+    groups, every = config.page_groups, range(1 + num_taps, config.num_layers + 1)
+    even = (end for end in every if len({sum(layer < end for layer in group) for group in groups}) == 1)
+    return frozenset(end for end in even if _depends_on_none(config, end))
+
+
+def _depends_on_none(config: ModelConfig, end: int) -> bool:
+    """Return whether the layers from `end` on attend to what they choose and keep themselves."""
+    chooses = config.indexer is None or end == config.num_layers or config.chooses(end)
+    return chooses and all(source >= end for source in config.sources[end:])
 
 
 def _state_layers(config: ModelConfig) -> tuple[int, ...]:
     return config.recurrent.layers if config.recurrent else ()
+
+
+def _choosing_layers(config: ModelConfig) -> tuple[int, ...]:
+    return config.indexer.layers if config.indexer else ()
 
 
 def _weights(config: ModelConfig) -> list[int]:
@@ -142,10 +172,10 @@ def _weights(config: ModelConfig) -> list[int]:
             if number.isdecimal():
                 weights[int(number)] += size
                 continue
-            if not piece.target.startswith(_EMBEDDING) or config.tie_embeddings:
-                weights[last] += size
-            if piece.target.startswith(_EMBEDDING):
-                weights[0] += size
+            for layer in (0, last):
+                layers, tied = range(layer, layer + 1), config.tie_embeddings
+                if target_in_stage(piece.target, layers, config.num_layers, tied=tied) is not None:
+                    weights[layer] += size
     return weights
 
 

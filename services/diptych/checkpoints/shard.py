@@ -3,7 +3,8 @@
 Attention is split by heads, feed-forward networks by columns of the hidden layer, the vocabulary by tokens. Ranks that
 outnumber the KV heads share them: neighbours hold the same one. A vocabulary that does not divide is padded. Experts
 are split by columns, too, or dealt out whole (expert parallel): then a rank takes nothing of the others' matrices.
-A rank of a pipeline's stage takes its part of the stage's layers, and nothing of the others.
+A rank of a pipeline's stage takes its part of the stage's layers, and nothing of the others. Feed-forward networks may
+be split among more ranks than the rest: those of all schedulers that share them.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.fair_shares import check_divides, check_experts
+from diptych.architectures.fair_shares import check_divides, check_experts, check_shared
 from diptych.architectures.placement import Piece, Placed, Split
-from diptych.architectures.size import EXPERT
+from diptych.architectures.size import EXPERT, NETWORK
 from diptych.architectures.stages import of_stage, target_in_stage
 from diptych.checkpoints.quantization.weight import Stored, rows_of
 from diptych.common.errors import ConfigError
@@ -34,6 +35,7 @@ class Shard:
     whole_experts: bool = False  # each rank has some, instead of a part of each
     owned: Callable[[int], Container[int]] | None = None  # by layer, where others share them, too; None: as above
     layers: range | None = None  # of the rank's stage; None: all
+    network: Shard | None = None  # the same among those who share networks, where these are more ranks; None: as above
 
     def config(self, model: ModelConfig) -> ModelConfig:
         """Return the model as this rank's layers compute it; its vocabulary stays whole. Raises `ConfigError`."""
@@ -45,6 +47,9 @@ class Shard:
         check_divides(model, self.size)
         if self.whole_experts and model.moe is not None and self.owned is None:
             check_experts(model, self.size)
+        if self.network is not None:
+            check_shared(model, self.network.size)
+        num_slices = self.size if self.network is None else self.network.size
         moe = model.moe and replace(
             model.moe,
             ffn_size=model.moe.ffn_size // (1 if self.whole_experts else self.size),
@@ -58,8 +63,8 @@ class Shard:
             draft=draft,
             num_heads=model.num_heads // self.size,
             num_kv_heads=max(1, model.num_kv_heads // self.size),
-            ffn_size=model.ffn_size // self.size,
-            borrowing_ffn_size=model.borrowing_ffn_size // self.size,
+            ffn_size=model.ffn_size // num_slices,
+            borrowing_ffn_size=model.borrowing_ffn_size // num_slices,
             wide=wide,
             moe=moe,
             recurrent=model.recurrent and model.recurrent.of_rank(self.size),
@@ -94,14 +99,15 @@ class Shard:
 
     def _cuts(self, model: ModelConfig, whole: tuple[Piece, ...], part: tuple[Piece, ...]) -> tuple[Cut, ...]:
         cuts = tuple(self._cut(full, local) for full, local in zip(whole, part, strict=True))
-        return cuts if self.layers is None else _in_stage(cuts, model, self.layers)
+        return cuts if self.layers is None else in_stage(cuts, self.layers, model.num_layers, tied=model.tie_embeddings)
 
     def _cut(self, full: Piece, local: Piece) -> Cut:
         if full.split is Split.NONE:
             return Cut(full, local, 0)
         axis = 0 if full.split is Split.ROWS else 1
+        place = self.network if self.network is not None and NETWORK.fullmatch(full.target) else self
         num_parts = -(-full.shape[axis] // local.shape[axis])  # fewer than ranks: neighbours take the same
-        return Cut(full, local, self.rank * num_parts // self.size * local.shape[axis])
+        return Cut(full, local, place.rank * num_parts // place.size * local.shape[axis])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +119,11 @@ class Cut:
     start: int  # first row or column, by the piece's split
 
 
-def _in_stage(cuts: tuple[Cut, ...], model: ModelConfig, layers: range) -> tuple[Cut, ...]:
-    """Return the cuts as a stage calls where they go; none of a tensor that other stages have."""
+def in_stage(cuts: tuple[Cut, ...], layers: range, num_layers: int, *, tied: bool) -> tuple[Cut, ...]:
+    """Return the cuts as a stage calls where they go; none of a tensor that other stages have. `tied`: see there."""
     found = []
     for cut in cuts:
-        target = target_in_stage(cut.full.target, layers, model.num_layers, tied=model.tie_embeddings)
+        target = target_in_stage(cut.full.target, layers, num_layers, tied=tied)
         if target is None:
             return ()
         found.append(replace(cut, local=replace(cut.local, target=target)))

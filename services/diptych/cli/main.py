@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import filterfalse
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -106,6 +107,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     lifecycle.die_with_supervisor()
     lifecycle.end_on_sigterm()
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if (unreadable := next(filterfalse(_is_utf8, (name, *rest)), None)) is not None:
+        print(f"diptych: {unreadable!r} is no UTF-8: convert it, as with `iconv -t utf-8`", file=sys.stderr)
+        return 2
     if name in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -119,6 +123,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_unknown(name), file=sys.stderr)
         return 2
     return _run(name, command, rest)
+
+
+def _is_utf8(argument: str) -> bool:
+    """Whether it can be sent and written: Python keeps other bytes of an argument as halves of surrogates."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def named(name: str, rest: Sequence[str]) -> tuple[str, list[str]]:

@@ -7,8 +7,8 @@
 
 `--http-port 9` beats `DIPTYCH_HTTP_PORT=8`, which beats the default. An empty variable counts as absent. Fields may be
 str, int, float, bool, Path, an Enum, a Literal, `X | None` or `tuple[X, ...]` (comma separated, and repeatable as a
-flag). A str whose values are the names of a registry has them as its `choices`. A wrong value is a `ConfigError` that
-names the flag or the variable it came from; `parse` prints it and exits 2.
+flag). A str whose values are the names of a registry has them as its `choices`. An int called port, or `..._port`, is
+one. A wrong value is a `ConfigError` that names the flag or the variable it came from; `parse` prints it and exits 2.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
+import math
 import os
 import sys
 import types
@@ -28,6 +29,7 @@ from diptych.common.errors import ConfigError
 
 T = TypeVar("T")
 
+MAX_PORT: Final = 65535
 _METADATA_KEY: Final = "diptych.option"
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
@@ -106,9 +108,9 @@ def from_namespace(config_class: type[T], namespace: argparse.Namespace, environ
         variable = env_name(field.name)
         given = getattr(namespace, field.name, None)
         if given is not None:
-            values[field.name] = _convert(given, annotation, source=flag)
+            values[field.name] = _value(field.name, given, annotation, source=flag)
         elif environ.get(variable) and not declared.is_positional:
-            values[field.name] = _convert(environ[variable], annotation, source=variable)
+            values[field.name] = _value(field.name, environ[variable], annotation, source=variable)
         elif field.default is dataclasses.MISSING and declared.is_positional:
             raise ConfigError(f"{flag} is missing: {declared.help}")
         elif field.default is dataclasses.MISSING:
@@ -227,6 +229,13 @@ def _choices(kind: Any) -> Mapping[str, object]:
     return {}
 
 
+def _value(name: str, given: object, annotation: object, *, source: str) -> object:
+    value = _convert(given, annotation, source=source)
+    if isinstance(value, int) and f"_{name}".endswith("_port") and not 0 <= value <= MAX_PORT:
+        raise ConfigError(f"{source} must be between 0 and {MAX_PORT}, not {value}")
+    return value
+
+
 def _convert(given: object, annotation: object, *, source: str) -> object:
     """Turn what was given (a flag's list of strings or bool, or a variable's string) into the field's type."""
     if isinstance(given, bool):
@@ -252,6 +261,13 @@ def _convert_one(text: str, kind: Any, source: str) -> object:
         raise ConfigError(f"{source} must be {wanted}, not {text!r}") from None
 
 
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isnan(value):
+        raise ValueError(text)
+    return value
+
+
 def _bool(text: str) -> bool:
     lowered = text.lower()
     if lowered not in _TRUE | _FALSE:
@@ -262,7 +278,7 @@ def _bool(text: str) -> bool:
 _CONVERTERS: Final[Mapping[type, tuple[Callable[[str], object], str]]] = {
     str: (str, "text"),
     int: (int, "a whole number"),
-    float: (float, "a number"),
+    float: (_float, "a number"),
     bool: (_bool, "one of 1, 0, true, false, yes, no, on, off"),
     Path: (Path, "a path"),
 }

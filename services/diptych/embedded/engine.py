@@ -11,14 +11,13 @@ overlap are batched.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
-from contextlib import AsyncExitStack
+import contextlib
+import weakref
+from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,7 @@ from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError, InternalError, InvalidRequest, NotFound
 from diptych.embedded.data_parallel_controller import DataParallelController, EnginePrompt
 from diptych.embedded.group import launched, roles_of
+from diptych.embedded.life import Life
 from diptych.embedded.prompt_tokens import packed_ids
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.options.config import EngineOptions
@@ -45,7 +45,6 @@ from diptych.router.serve.attempt import AttemptFailed
 from diptych.router.values.leg_results import NOTHING_PREDICTED, Predicted
 from diptych.v1 import admin_pb2
 
-T = TypeVar("T")
 Prompt = str | Sequence[int] | npt.NDArray[Any]  # tokens; or rows of floats, [num_rows, hidden_size]
 
 GREEDY: Final = SamplingParams(max_tokens=64, temperature=0.0)
@@ -108,18 +107,19 @@ class Engine:
         self.tokenizer = source.tokenizer()
         _ = self.tokenizer.chat_template  # compiled now, not in the first chat: what is wrong with it is told now
         self._adapters = {name for name, _ in options.loras()}
+        tokenizer = self.tokenizer
         self._tokenizers = TokenizerManager(
-            lambda: self.tokenizer, num_threads=TOKENIZER_THREADS, cache_bytes=TOKENIZER_CACHE_BYTES
+            lambda: tokenizer, num_threads=TOKENIZER_THREADS, cache_bytes=TOKENIZER_CACHE_BYTES
         )
-        self._is_closed = False
-        self._schedulers = AsyncExitStack()
-        self._loop, self._thread = _run_loop()
+        self._life = Life("diptych-engine")
+        self._life.stack.callback(self._tokenizers.close)
         try:
-            launching = self._schedulers.enter_async_context(launched(options, roles))
-            self._groups, self.context_len = self._wait(launching)
+            launching = self._life.stack.enter_async_context(launched(options, roles))
+            self._groups, self.context_len = self._life.wait(launching)
         except BaseException:
-            self._stop_loop()
+            self._life.end()
             raise
+        weakref.finalize(self, self._life.begin_to_end).atexit = False  # the interpreter's end waits for it
         self._controller = DataParallelController(self._groups, dispatch, options.page_size)
 
     def __enter__(self) -> Self:
@@ -140,11 +140,11 @@ class Engine:
 
         Rows stand in place of the embeddings of tokens. `adapter` is a loaded one's name.
         """
-        return self._wait(self._generate(prompt, params, adapter))
+        return self._life.wait(self._generate(prompt, params, adapter))
 
     async def async_generate(self, prompt: Prompt, params: SamplingParams = GREEDY, *, adapter: str = "") -> Generation:
         """The same for a coroutine. Cancelling it aborts the request."""
-        return await asyncio.wrap_future(self._submit(self._generate(prompt, params, adapter)))
+        return await asyncio.wrap_future(self._life.submit(self._generate(prompt, params, adapter)))
 
     def generate_batch(
         self, prompts: Sequence[Prompt], params: SamplingParams = GREEDY, *, adapters: Sequence[str] | None = None
@@ -153,7 +153,7 @@ class Engine:
 
         `adapters` names one for each prompt; empty: none.
         """
-        return self._wait(self._gather(prompts, params, adapters or [""] * len(prompts)))
+        return self._life.wait(self._gather(prompts, params, adapters or [""] * len(prompts)))
 
     def stream(
         self, prompt: Prompt, params: SamplingParams = GREEDY, *, adapter: str = ""
@@ -161,11 +161,10 @@ class Engine:
         """Yield the output as it is made. Closing the iterator early aborts the request."""
         parts = self._parts(prompt, params, adapter)
         try:
-            while (part := self._wait(_next(parts))) is not None:
+            while (part := self._life.wait(_next(parts))) is not None:
                 yield part.delta
         finally:
-            if not self._is_closed:
-                self._wait(parts.aclose())
+            self._life.finish(parts.aclose())
 
     async def async_stream(
         self, prompt: Prompt, params: SamplingParams = GREEDY, *, adapter: str = ""
@@ -173,22 +172,22 @@ class Engine:
         """The same for a coroutine. Cancelling it aborts the request, too."""
         parts = self._parts(prompt, params, adapter)
         try:
-            while (part := await asyncio.wrap_future(self._submit(_next(parts)))) is not None:
+            while (part := await asyncio.wrap_future(self._life.submit(_next(parts)))) is not None:
                 yield part.delta
         finally:
-            if not self._is_closed:
-                await asyncio.wrap_future(self._submit(parts.aclose()))
+            with contextlib.suppress(InternalError):
+                await asyncio.wrap_future(self._life.submit(parts.aclose()))
 
     def load_adapter(self, name: str, folder: str | Path) -> None:
         """Load a LoRA adapter while requests run. Raises `InvalidRequest` that says what is wrong with it."""
         request = admin_pb2.LoadLoraRequest(name=name, path=str(folder))
-        self._wait(self._administer(admin_pb2.AdminCommand(load_lora=request)))
+        self._life.wait(self._administer(admin_pb2.AdminCommand(load_lora=request)))
         self._adapters.add(name)
 
     def unload_adapter(self, name: str) -> None:
         """Unload an adapter; requests that run with it finish. Raises `NotFound`."""
         request = admin_pb2.UnloadLoraRequest(name=name)
-        self._wait(self._administer(admin_pb2.AdminCommand(unload_lora=request)))
+        self._life.wait(self._administer(admin_pb2.AdminCommand(unload_lora=request)))
         self._adapters.remove(name)
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
@@ -196,16 +195,12 @@ class Engine:
         return self.tokenizer.encode(self.tokenizer.apply_chat_template(list(messages)))
 
     def close(self) -> None:
-        """Stop the scheduler processes. Idempotent. Requests that are under way, or come later, are told."""
-        if self._is_closed:
-            self._thread.join()  # it may be another thread that closes
-            return
-        closing = self._submit(self._schedulers.aclose())
-        self._is_closed = True
-        try:
-            closing.result()
-        finally:
-            self._stop_loop()
+        """Stop the scheduler processes. Idempotent, and for any thread.
+
+        Requests that are under way are told at once, and those that come later. An engine that nobody holds any more is
+        closed, and so is one at the interpreter's end.
+        """
+        self._life.end()
 
     async def _generate(self, prompt: Prompt, params: SamplingParams, adapter: str) -> Generation:
         parts = [part async for part in self._parts(prompt, params, adapter)]
@@ -291,32 +286,9 @@ class Engine:
             raise InvalidRequest(words_far_too_long(self.context_len), param="prompt")
         return token_ids
 
-    def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        if self._is_closed:
-            work.close()
-            raise InternalError("the engine was closed")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._submit(work).result()
-
-    def _stop_loop(self) -> None:
-        self._tokenizers.close()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
 
 def _are_tokens(numbers: npt.NDArray[Any]) -> bool:
     return numbers.ndim == 1 and np.issubdtype(numbers.dtype, np.integer)
-
-
-def _run_loop() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
-    """Return an event loop that runs, and the thread that it runs in."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="diptych-engine", daemon=True)
-    thread.start()
-    return loop, thread
 
 
 async def _next(parts: AsyncGenerator[_Part, None]) -> _Part | None:

@@ -2,7 +2,7 @@
 
 A `Group` has what is due to its scheduler, the legs that are open there, and what it says. When the scheduler dies,
 every open leg is lost at once, and every later question ends with its `SchedulerDied`. So it is with one that can't be
-told what to do.
+told what to do, or understood.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Group:
         return self._legs.load(self._reported)
 
     async def run(self) -> None:
-        """Send what is due and deliver what the scheduler says, until it dies or can't be told any more.
+        """Send what is due and deliver what the scheduler says, until it dies, or can't be told or understood any more.
 
         Legs that are open then are lost.
         """
@@ -90,6 +90,9 @@ class Group:
                 self._on_events(events)
         except SchedulerDied as death:
             self._die(death)
+        except Exception as error:
+            logger.exception("what the scheduler says can't be understood")
+            self._die(SchedulerDied(f"what it says can't be understood: {error!r}"))
 
     def _die(self, death: SchedulerDied) -> None:
         if not self._death.done():
@@ -207,7 +210,7 @@ async def launched(options: EngineOptions, roles: Sequence[Role]) -> AsyncIterat
 async def _run(group: Group) -> None:
     """Run a group until it dies; those that share its experts can't step without it, and end with it.
 
-    Its scheduler may live on, when it can't be told what to do: nobody waits for what it computes.
+    Its scheduler may live on, when it can't be told what to do, or understood: nobody waits for what it computes.
     """
     await group.run()
     if group.death is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from diptych.generation.attention_tokens import AttentionWish, TokenAttention
@@ -25,22 +25,6 @@ FINISH_TO_WIRE: Final[Mapping[Finish, inference_pb2.FinishReason]] = {
     Finish.ABORTED: inference_pb2.FINISH_REASON_ABORTED,
 }
 MAX_TIMEOUT_MS: Final = 2**32 - 1  # that a leg holds
-
-_OPTIONAL: Final[Set[str]] = {  # sampling parameters that a client may leave to their default
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "seed",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "logprobs",
-    "prompt_logprobs",
-    "prompt_logprobs_start",
-}
 
 
 def account_from_wire(wire: inference_pb2.GenerateRequest | worker_pb2.StartLeg) -> Account:
@@ -109,19 +93,12 @@ def _timeout_ms(left_s: float) -> int:
 
 def params_from_wire(wire: inference_pb2.SamplingParams) -> SamplingParams:
     """Return what is said; but for stop strings and regular expressions, as below."""
-    said = {field.name: value for field, value in wire.ListFields() if field.name in _OPTIONAL}
-    return SamplingParams(
-        **said,
-        stop_token_ids=tuple(wire.stop_token_ids),
-        logprob_token_ids=tuple(wire.logprob_token_ids),
-        ignore_eos=wire.ignore_eos,
-        logit_bias=dict(wire.logit_bias),
-        allowed_token_ids=tuple(wire.allowed_token_ids),
-        attention=_wish_from_wire(wire.attention) if wire.HasField("attention") else None,
-        hidden_states=wire.hidden_states,
-        processor=_processor_from_wire(wire.processor) if wire.HasField("processor") else None,
-        grammar=grammar_from_wire(wire.grammar),
-    )
+    said: dict[str, Any] = {}
+    for field, value in wire.ListFields():
+        name = field.name
+        if name not in _STOPS:
+            said[name] = _FROM_WIRE[name](value) if name in _FROM_WIRE else value
+    return SamplingParams(**said)
 
 
 def params_to_wire(params: SamplingParams) -> inference_pb2.SamplingParams:
@@ -197,6 +174,18 @@ def _wish_from_wire(wire: inference_pb2.AttentionWish) -> AttentionWish:
 
 def _wish_to_wire(wish: AttentionWish) -> inference_pb2.AttentionWish:
     return inference_pb2.AttentionWish(top_k=wish.top_k, layers=wish.layers, window=wish.window)
+
+
+_STOPS: Final = frozenset({"stop", "stop_regex"})
+_FROM_WIRE: Final[Mapping[str, Callable[[Any], Any]]] = {  # sampling parameters that are no plain values
+    "stop_token_ids": tuple,
+    "logprob_token_ids": tuple,
+    "logit_bias": dict,
+    "allowed_token_ids": tuple,
+    "attention": _wish_from_wire,
+    "processor": _processor_from_wire,
+    "grammar": grammar_from_wire,
+}
 
 
 def _attention_to_wire(told: TokenAttention) -> inference_pb2.TokenAttention:

@@ -28,13 +28,15 @@ def prompt_of(leg: StartLeg) -> I64:
         raise InvalidRequest("the text of the prompt has not been tokenised", param="prompt_text")
     if len(leg.prompt_tokens) % TOKEN_BYTES:
         raise InvalidRequest("prompt_tokens must have 4 bytes a token", param="prompt_tokens")
-    packed = np.frombuffer(leg.prompt_tokens, "<u4").astype(np.int64)
-    return prompt_keys(np.concatenate((packed, np.array(leg.prompt_token_ids, np.int64))), contents_of(leg))
+    token_ids = np.frombuffer(leg.prompt_tokens, "<u4").astype(np.int64)
+    if leg.prompt_token_ids:
+        token_ids = np.concatenate((token_ids, np.array(leg.prompt_token_ids, np.int64)))
+    return prompt_keys(token_ids, contents_of(leg))
 
 
 def contents_of(leg: StartLeg) -> tuple[ContentSegment, ...]:
     """Return the segments that are no tokens."""
-    return tuple(_content_of(each) for each in leg.contents)
+    return tuple(map(_content_of, leg.contents))
 
 
 def _content_of(wire: worker_pb2.ContentSegment) -> ContentSegment:

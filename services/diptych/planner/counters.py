@@ -5,14 +5,16 @@ than when the window began. Their lengths are means of those that finished: wher
 is the better source. What matters most is told apart: how many tokens of a prompt had to be computed, in sizes of a
 factor of four, each with means of its own. Where requests came and none finished, as while nobody serves, they are
 taken for what the caller says is usual: they are a load, whatever becomes of them.
-A router that is new or began anew counts from zero on; one that does not answer makes the windows unknown in which it
-is missing, as its share may be all.
+Each router counts from one of its answers to its next one: what it had counted before it began anew, or went, has come
+all the same. One that began anew counts from zero on, and one that was never heard of from its first answer on: nobody
+knows since when it has counted. Windows are unknown where a router does not answer at their begin or end, as its share
+may be all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -75,9 +77,8 @@ def lens_by(samples: Sequence[Sample]) -> Lens | None:
     """Return how long the requests were that finished while was watched, else since routers began; None: none did."""
     if not samples:
         return None
-    nothing = Sample(samples[-1].at_s, {})
-    counted = [_counted(since, samples[-1]) for since in (samples[0], nothing)]
-    return next((_lens(each) for each in counted if each.finished > 0), None)
+    ever = _sum(each for each in samples[-1].routers.values() if each is not None)
+    return next((_lens(each) for each in (_counted(samples, 0), ever) if each.finished > 0), None)
 
 
 def offered_by(samples: Sequence[Sample], windows_s: Sequence[float], usual: Lens = UNKNOWN) -> tuple[Offered, ...]:
@@ -89,11 +90,11 @@ def offered_by(samples: Sequence[Sample], windows_s: Sequence[float], usual: Len
         return tuple(Offered(each, None) for each in sorted(windows_s))
     last, found = samples[-1], []
     for window_s in sorted(windows_s):
-        since = [each for each in samples[:-1] if each.at_s >= last.at_s - window_s - 1e-6]
-        if not since or not since[0].is_whole:
+        first = _first_of(samples, window_s)
+        if first is None:
             found.append(Offered(window_s, None))
-        elif not found or found[-1].window_s < last.at_s - since[0].at_s:
-            found.append(_between(since[0], last, usual))
+        elif not found or found[-1].window_s < last.at_s - samples[first].at_s:
+            found.append(_asked(last.at_s - samples[first].at_s, _counted(samples, first), usual))
     return tuple(found)
 
 
@@ -104,15 +105,21 @@ def attained_by(samples: Sequence[Sample], window_s: float) -> float:
     """
     if not samples or not samples[-1].is_whole:
         return math.nan
-    since = [each for each in samples[:-1] if each.at_s >= samples[-1].at_s - window_s - 1e-6]
-    if not since or not since[0].is_whole:
+    first = _first_of(samples, window_s)
+    if first is None:
         return math.nan
-    counted = _counted(since[0], samples[-1])
+    counted = _counted(samples, first)
     return counted.within / counted.ended if counted.ended >= LEAST_ENDED else math.nan
 
 
-def _between(first: Sample, last: Sample, usual: Lens) -> Offered:
-    window_s, counted = last.at_s - first.at_s, _counted(first, last)
+def _first_of(samples: Sequence[Sample], window_s: float) -> int | None:
+    """Return with which sample a window begins; None: with none, or with one in which a router is missing."""
+    began_s = samples[-1].at_s - window_s - 1e-6
+    first = next((place for place, each in enumerate(samples[:-1]) if each.at_s >= began_s), None)
+    return first if first is not None and samples[first].is_whole else None
+
+
+def _asked(window_s: float, counted: Counts, usual: Lens) -> Offered:
     came = max(0.0, counted.ended + counted.in_flight)
     if not came:
         return Offered(window_s, ())
@@ -132,20 +139,29 @@ def _lens(counted: Counts) -> Lens:
     return Lens(*(each / counted.finished for each in sums))
 
 
-def _counted(first: Sample, last: Sample) -> Counts:
-    """Return what all routers counted from one time to another."""
-    changes = [_change(first.routers.get(name), counts) for name, counts in last.routers.items()]
-    sums = (sum(column) for column in zip(*(each[:-1] for each in (Counts(), *changes)), strict=True))
-    names = {size for each in changes for size in each.sizes}
-    sizes = {size: [each.sizes[size] for each in changes if size in each.sizes] for size in names}
+def _counted(samples: Sequence[Sample], first: int) -> Counts:
+    """Return what all routers counted since a sample; those before it only say what they had counted by then."""
+    answers: dict[str, Counts] = {}
+    changes: list[Counts] = []
+    for place, sample in enumerate(samples):
+        heard = {name: counts for name, counts in sample.routers.items() if counts is not None}
+        if place > first:
+            changes += [_change(answers.get(name, counts), counts) for name, counts in heard.items()]
+        answers.update(heard)
+    return _sum(changes)
+
+
+def _sum(counted: Iterable[Counts]) -> Counts:
+    each_one = [Counts(), *counted]
+    sums = (sum(column) for column in zip(*(each[:-1] for each in each_one), strict=True))
+    names = {size for each in each_one for size in each.sizes}
+    sizes = {size: [each.sizes[size] for each in each_one if size in each.sizes] for size in names}
     return Counts._make((*sums, {size: Finished(*map(sum, zip(*each, strict=True))) for size, each in sizes.items()}))
 
 
-def _change(before: Counts | None, now: Counts | None) -> Counts:
-    """Return what a router counted meanwhile; one that began anew has counted all of it meanwhile."""
-    now = now or Counts()
-    began = before is None or now.ended < before.ended or now.finished < before.finished
-    if began or before is None:
+def _change(before: Counts, now: Counts) -> Counts:
+    """Return what a router counted from one answer to the next; one that began anew has counted all of it meanwhile."""
+    if now.ended < before.ended or now.finished < before.finished:
         return now
     nothing = Finished(0.0, 0.0, 0.0, 0.0)
     sizes = {size: _less(each, before.sizes.get(size, nothing)) for size, each in now.sizes.items()}

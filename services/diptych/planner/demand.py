@@ -20,6 +20,7 @@ class Cost(NamedTuple):
     share: float  # of all requests
     work_s: float  # that its prompt is computed for, beside the constant of the steps that it is in
     num_steps: float  # at least, if nothing else is in them
+    rows_s: float = 0.0  # that its output adds to steps that take place anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,18 @@ class Demand:
         """Return how many workers would be busy with it, if steps themselves cost nothing."""
         return self.requests_per_s * self.work_s + self.output_tokens_per_s * self.row_s
 
+    @property
+    def unevenness(self) -> float:
+        """Return the square of how much the work of one request varies, by its mean: of N requests it is N times less.
+
+        That of a compound Poisson process: the mean of the squares over the square of the mean is between kinds, and
+        within one of them lengths vary about as much as numbers do.
+        """
+        work_s = [each.work_s + each.rows_s for each in self.costs]
+        mean_s = sum(each.share * seconds for each, seconds in zip(self.costs, work_s, strict=True))
+        square = sum(each.share * seconds**2 for each, seconds in zip(self.costs, work_s, strict=True))
+        return 1.0 + (square / mean_s**2 if mean_s else 1.0)
+
     def times(self, factor: float) -> Demand:
         """Return the demand of as many times the load."""
         return replace(
@@ -58,12 +71,13 @@ def demand(kinds: Sequence[Kind], capacity: Capacity) -> Demand:
     """Return what requests of these kinds cost workers of that capacity."""
     rate = sum(each.requests_per_s for each in kinds)
     shares = [each.requests_per_s / rate if rate else 0.0 for each in kinds]
-    costs = tuple(_cost(each, share, capacity) for each, share in zip(kinds, shares, strict=True))
     rows = [each.requests_per_s * max(0.0, each.output_len - 1) for each in kinds]
     tokens = sum(rows)
     contexts = sum(each * (kind.prompt_len + kind.output_len / 2) for each, kind in zip(rows, kinds, strict=True))
     context = contexts / tokens if tokens else 0.0
     new = sum(share * _new(kind) for share, kind in zip(shares, kinds, strict=True))
+    row_s = capacity.step_model.row + capacity.step_model.context * context
+    costs = tuple(_cost(each, share, row_s, capacity) for each, share in zip(kinds, shares, strict=True))
     return Demand(
         costs,
         rate,
@@ -71,7 +85,7 @@ def demand(kinds: Sequence[Kind], capacity: Capacity) -> Demand:
         new / capacity.max_step_tokens,
         tokens,
         context,
-        capacity.step_model.row + capacity.step_model.context * context,
+        row_s,
         _young(kinds, rate),
         sum(each.requests_per_s * each.prompt_len for each in kinds) / tokens if tokens else 0.0,
     )
@@ -92,8 +106,9 @@ def _young(kinds: Sequence[Kind], rate: float) -> float:
     return 0.0
 
 
-def _cost(kind: Kind, share: float, capacity: Capacity) -> Cost:
+def _cost(kind: Kind, share: float, row_s: float, capacity: Capacity) -> Cost:
     new, model = _new(kind), capacity.step_model
     num_steps = math.ceil(new / capacity.max_step_tokens)
     pairs = new * (2 * kind.prompt_len - new) / 2
-    return Cost(share, model.work_s(StepShape(0, 0, round(new), max(0.0, pairs), num_steps)), num_steps)
+    work_s = model.work_s(StepShape(0, 0, round(new), max(0.0, pairs), num_steps))
+    return Cost(share, work_s, num_steps, max(0.0, kind.output_len - 1) * row_s)

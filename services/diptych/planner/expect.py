@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from diptych.planner.demand import demand
-from diptych.planner.starts import WARM_S, cold_s, first_came_s
+from diptych.planner.starts import WARM_S, cold_s, is_new
 from diptych.planner.values import Capacity, Kind, Memory, Need, Observed, Offered, Reason, Why
 
 HOLD_S: Final = 300.0  # for which the load is taken for what it was, when its metrics go missing
@@ -91,13 +91,9 @@ def _differs(short: Offered, long: Offered, capacity: Capacity) -> bool:
     number, usual = short.requests_per_s * short.window_s, long.requests_per_s * short.window_s
     if max(number, usual) < _LEAST_REQUESTS:
         return False
-    here, there = _work(short, capacity), _work(long, capacity)
-    noise = _SIGMAS * math.sqrt(2.0 / max(number, usual))  # lengths vary about as much as numbers
-    return abs(here - there) > noise * max(here, there)
-
-
-def _work(offered: Offered, capacity: Capacity) -> float:
-    return demand(offered.kinds or (), capacity).work
+    here, there = (demand(each.kinds or (), capacity) for each in (short, long))
+    noise = _SIGMAS * math.sqrt(max(here.unevenness, there.unevenness) / max(number, usual))
+    return abs(here.work - there.work) > noise * max(here.work, there.work)
 
 
 def _rise(steady: Offered, present: Offered, observed: Observed) -> float:
@@ -144,9 +140,13 @@ def _nobody_is_there(observed: Observed) -> bool:
 
 
 def remembered(memory: Memory, observed: Observed, kinds: Sequence[Kind], keep_s: float) -> Memory:
-    """Return the memory with the present load, without what is older than `keep_s`; not that of a cold start."""
-    began_s = observed.now_s if memory.began_s is None else memory.began_s
+    """Return the memory with the present load, without what is older than `keep_s`; not that of a cold start.
+
+    Whoever has seen nothing for so long begins to watch anew.
+    """
+    has_gap = memory.known_s is not None and observed.now_s - memory.known_s > keep_s
+    began_s = observed.now_s if memory.began_s is None or has_gap else memory.began_s
     needs = tuple(each for each in memory.needs if each.at_s > observed.now_s - keep_s)
-    if observed.now_s - first_came_s(observed) > WARM_S:
+    if not is_new(observed):
         needs = (*needs, Need(observed.now_s, tuple(kinds), demand(kinds, observed.capacity).work))
-    return replace(memory, began_s=began_s, needs=needs)
+    return replace(memory, began_s=began_s, known_s=observed.now_s, needs=needs)

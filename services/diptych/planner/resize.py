@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from diptych.planner.demand import Demand
 from diptych.planner.room import clipped
 from diptych.planner.sizing import Room, Sizing
-from diptych.planner.starts import WARM_S, Fleet, came_s, is_cold
+from diptych.planner.starts import Fleet, came_s, is_cold
 from diptych.planner.values import PLANNED_ROLES, Memory, Observed, Reason, Sizes, Why
 
 GROW_MARGIN: Final = 1.1  # times the load that is grown for
@@ -61,7 +61,7 @@ def sized(scene: Scene, memory: Memory) -> Sized:
     is_asleep = scene.observed.num_queued > 0 and not current.serves
     holds = scene.sizing.holds(current, scene.demand)
     if not holds and not is_asleep and is_cold(scene.observed, memory):
-        words = f"{current} do not hold what comes, and their caches fill: it is less than {WARM_S:.0f} s"
+        words = f"{current} do not hold what came while their caches filled, which says little of what will come"
         return Sized(current, memory, (Reason(Why.WARMING, words),))
     if is_asleep or not holds:
         return _grown(scene, current, memory)

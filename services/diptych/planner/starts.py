@@ -28,7 +28,9 @@ PENDING_STARTS: Final = 2.0  # times the usual start that a worker may be withou
 STARTING_STARTS: Final = 4.0  # times the usual start that a start may take
 FIRST_PAUSE_S: Final = 60.0
 LONGEST_PAUSE_S: Final = 1800.0
+_MOST_DOUBLINGS: Final = 16  # of pauses: whoever fails for weeks has the longest one all the same
 WARM_S: Final = 60.0  # that caches are given to fill
+LONG_START: Final = 0.5  # of the time that a worker stays which came in vain: whoever starts so long is not put off
 MANY: Final = 1 << 20
 
 
@@ -81,7 +83,18 @@ def cold_s(observed: Observed, memory: Memory) -> float:
 
 def is_cold(observed: Observed, memory: Memory) -> bool:
     """Whether caches fill: first prompts come in one heap, and are no measure of what will be."""
-    return observed.now_s - cold_s(observed, memory) <= WARM_S
+    someone_serves = first_came_s(observed) > NEVER
+    return someone_serves and (is_new(observed) or observed.now_s - memory.shrunk_s <= WARM_S)
+
+
+def is_new(observed: Observed) -> bool:
+    """Whether even what was asked for over the shortest window is in part of when all caches were cold.
+
+    Where starts take long it is believed all the same: a worker in vain costs less than one that comes too late.
+    """
+    is_long = observed.start_s > LONG_START * observed.limits.stable_s
+    shortest_s = 0.0 if is_long else min((each.window_s for each in observed.offered), default=0.0)
+    return observed.now_s - first_came_s(observed) <= WARM_S + shortest_s
 
 
 class Starts(NamedTuple):
@@ -118,7 +131,8 @@ def _trouble(
     placed, ready = (sizes.total if kind is None else sizes.of(kind) for sizes in (workers.counted, workers.ready))
     if any(each.worker_id not in memory.troubled_ids for each in _stuck(workers, kind)):
         num_failures = told.num_failures + 1 if told else 1
-        pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, observed.start_s) * 2 ** (num_failures - 1))
+        times = 2 ** min(num_failures - 1, _MOST_DOUBLINGS)
+        pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, observed.start_s) * times)
         return Trouble(kind, placed, num_failures, observed.now_s + pause_s)
     if told is None or ready > told.placed or observed.now_s > told.retry_s + LONGEST_PAUSE_S:
         return None  # one more came, or it was long ago

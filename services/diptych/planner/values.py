@@ -255,7 +255,8 @@ class Trouble(NamedTuple):
 class Memory:
     """What the planner must remember from one round to the next. A new planner begins with `Memory()`."""
 
-    began_s: float | None = None  # when the load was first known
+    began_s: float | None = None  # since when the load is known without a long gap
+    known_s: float | None = None  # when it was known last
     needs: tuple[Need, ...] = ()  # of the last rounds, oldest first
     asked: Sizes | None = None  # what the last plan wanted
     shrunk_s: float = NEVER

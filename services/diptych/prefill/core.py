@@ -14,7 +14,8 @@ from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.admission import refuse, refuse_without_pixels
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.extend_queue import Coming, ExtendQueue, nothing_comes
-from diptych.engine.schedule.pace.step_pace import NextPrompt, StepPace
+from diptych.engine.schedule.pace.prompts import NextPrompt
+from diptych.engine.schedule.pace.step_pace import StepPace
 from diptych.engine.schedule.sampled import NO_TOKEN_FAILURES, Sampled, collect_prompt_logprobs, refuse_token, sampled
 from diptych.engine.schedule.sampling_builder import build_sampling
 from diptych.engine.schedule.waiting_queue import new_waiting_queue

@@ -14,13 +14,13 @@ from diptych.common.members.roles import Role
 from diptych.router.admission.admission import Admission
 from diptych.router.admission.in_flight import InFlight
 from diptych.router.batches.batches import Batches
+from diptych.router.batches.bench import Bench, Serve
 from diptych.router.batches.files import Files
 from diptych.router.batches.idle import Busy
 from diptych.router.batches.jobs import Jobs
 from diptych.router.batches.runner import BatchRunner
 from diptych.router.batches.slots import Slots
 from diptych.router.batches.store import StoreCalls, open_store
-from diptych.router.batches.work import Bench, Serve
 from diptych.router.config import RouterConfig
 from diptych.router.metrics import RouterMetrics
 from diptych.router.serve.models import Models

@@ -195,6 +195,8 @@ async def run(router: Router, stop: event_loop.Stop, *, drain_s: float) -> None:
     async with asyncio.TaskGroup() as group:
         background = [group.create_task(router.fleet.run()), group.create_task(router.health.run())]
         background.append(group.create_task(router.reconciler.run()))
+        if router.link is not None:
+            background.append(group.create_task(router.link.run()))
         if router.console is not None:
             background.append(group.create_task(router.console.run()))
         if router.batches is not None:
@@ -227,6 +229,8 @@ async def run(router: Router, stop: event_loop.Stop, *, drain_s: float) -> None:
 async def _wait_until_ended(servers: Collection[asyncio.Task[None]], stop: event_loop.Stop, timeout_s: float) -> None:
     """Being empty is not enough: a server takes connections for a moment yet, and a body may still be on its way."""
     ended, hurry = asyncio.ensure_future(asyncio.wait(servers)), asyncio.ensure_future(stop.hurry.wait())
-    await asyncio.wait((ended, hurry), timeout=max(0.0, timeout_s), return_when=asyncio.FIRST_COMPLETED)
-    ended.cancel()
-    hurry.cancel()
+    try:
+        await asyncio.wait((ended, hurry), timeout=max(0.0, timeout_s), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ended.cancel()
+        hurry.cancel()

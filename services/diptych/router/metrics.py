@@ -24,7 +24,7 @@ from diptych.generation.output import FailureCode
 from diptych.grammars.checks import GrammarChecks
 from diptych.router.admission.admission import Admission
 from diptych.router.admission.queue import Reason
-from diptych.router.admission.session_door import SessionDoor
+from diptych.router.admission.session_desk import Desk
 from diptych.router.keys.caller import Callers, KeyHolder
 from diptych.router.pool_metrics import PoolMember, PoolMetrics
 from diptych.router.size_metrics import SizeMetrics
@@ -373,22 +373,23 @@ class GrammarUsage(Collector):
 class SessionLineUsage(Collector):
     """Tells of the line in which clients wait for room for their sessions."""
 
-    def __init__(self, door: SessionDoor) -> None:
-        self._door = door
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
 
     def collect(self) -> Iterator[Metric]:
-        door, name = self._door, "diptych_router_session_line"
-        door.expire()
-        yield GaugeMetricFamily(f"{name}_waiting", "Sessions that wait for room in the KV pools", door.line.num_waiting)
-        yield GaugeMetricFamily(f"{name}_in", "Sessions that were let in and have not ended", door.line.num_in)
-        yield GaugeMetricFamily(f"{name}_tokens", "Context that these count with", door.line.num_tokens)
-        words = "Context that they may have together, of this router process"
-        yield GaugeMetricFamily(f"{name}_capacity_tokens", words, door.capacity_tokens)
-        yield CounterMetricFamily(f"{name}_admitted", "Sessions that were let in", door.num_admitted)
-        yield CounterMetricFamily(f"{name}_given_up", "Calls that were told to come back", door.num_given_up)
+        usage, name = self._desk.usage(), "diptych_router_session_line"
+        if usage is None:
+            return
+        yield GaugeMetricFamily(f"{name}_waiting", "Sessions that wait for room in the KV pools", usage.num_waiting)
+        yield GaugeMetricFamily(f"{name}_in", "Sessions that were let in and have not ended", usage.num_in)
+        yield GaugeMetricFamily(f"{name}_tokens", "Context that these count with", usage.num_tokens)
+        words = "Context that they may have together, of this router"
+        yield GaugeMetricFamily(f"{name}_capacity_tokens", words, usage.capacity_tokens)
+        yield CounterMetricFamily(f"{name}_admitted", "Sessions that were let in", usage.num_admitted)
+        yield CounterMetricFamily(f"{name}_given_up", "Calls that were told to come back", usage.num_given_up)
         words = "Sessions and places in line that nobody used for too long"
-        yield CounterMetricFamily(f"{name}_expired", words, door.line.num_expired)
-        yield CounterMetricFamily(f"{name}_wait_seconds", "What calls have waited, together", door.waited_s)
+        yield CounterMetricFamily(f"{name}_expired", words, usage.num_expired)
+        yield CounterMetricFamily(f"{name}_wait_seconds", "What calls have waited, together", usage.waited_s)
 
 
 class TokenizerUsage(Collector):

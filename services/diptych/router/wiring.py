@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from diptych.common.build_info import register_certificate_expiry
@@ -19,6 +20,9 @@ from diptych.router.admission.admission import Admission
 from diptych.router.admission.body_budget import BodyBudget
 from diptych.router.admission.in_flight import InFlight
 from diptych.router.admission.queue import AdmissionLimits
+from diptych.router.admission.session_desk import Desk, SessionDesk
+from diptych.router.admission.session_door import SessionDoor
+from diptych.router.admission.session_line import share_of
 from diptych.router.admission.shedder import Shedder
 from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.choose.breakers import Breakers
@@ -36,13 +40,14 @@ from diptych.router.keys.ledger import Ledger
 from diptych.router.keys.opened import open_callers
 from diptych.router.metrics import GrammarUsage, KeyUsage, RouterMetrics, SessionLineUsage, TokenizerUsage
 from diptych.router.process.health import ProcessMetrics, RouterHealth
+from diptych.router.process.session_link import PoolsOfModel, SessionLink
 from diptych.router.process.share import Share
 from diptych.router.serve.aborts import Aborts
 from diptych.router.serve.execution import Dispatcher
 from diptych.router.serve.hedging import Hedging
 from diptych.router.serve.models import Models
 from diptych.router.serve.mover import Mover
-from diptych.router.serve.pipeline import Pipeline
+from diptych.router.serve.pipeline import Hold, Pipeline
 from diptych.router.serve.prepare import Preparer
 from diptych.router.serve.request_log import RequestLog
 from diptych.router.serve.selection import Selector
@@ -117,6 +122,8 @@ class Router:
     callers: Callers | None  # None: nobody needs a key
     reconciler: Reconciler
     batches: Batches | None  # None: there is no store for them
+    desk: Desk
+    link: SessionLink | None  # which is the desk; None: it is here, as this is no process of several
 
     @property
     def fleet(self) -> Fleet:
@@ -164,8 +171,7 @@ def build(
             console.close()
         if batches is not None:
             batches.runner.leave()
-        for each in served:
-            each.pipeline.door.leave()
+        desk.leave()
         on_leaving()
 
     async def leave_shared_ports() -> None:
@@ -175,10 +181,14 @@ def build(
 
     draining = Draining(OpenRequests(admission, fleet, leave_shared_ports), leave)
     reserved = reserved_names(config.served_model_name, models)
-    served = [_served(config, trust, *each, shared, reserved) for each in zip(models, fleets, strict=True)]
+    pools = [_pools(each) for each in fleets]
+    link = share.session_link(pools) if share is not None else None
+    desk = link or SessionDesk([SessionDoor(each.capacity, each.problem) for each in pools], time.monotonic)
+    holds = [partial(desk.request, number) for number in range(len(models))]
+    served = [_served(config, trust, *each, shared, reserved) for each in zip(models, fleets, holds, strict=True)]
     metrics.registry.register(TokenizerUsage([each.preparer.tokenization.cache for each in served]))
-    pipelines = Models([each.pipeline for each in served])
-    metrics.registry.register(SessionLineUsage(pipelines.door))
+    pipelines = Models([each.pipeline for each in served], desk)
+    metrics.registry.register(SessionLineUsage(desk))
     callers = _callers(config, metrics, share)
     batches = None
     if config.batch_store:
@@ -222,6 +232,15 @@ def build(
         callers,
         reconciler,
         batches,
+        desk,
+        link,
+    )
+
+
+def _pools(fleet: Fleet) -> PoolsOfModel:
+    return PoolsOfModel(
+        lambda: share_of(fleet.pairs(), fleet.pool_tokens(), len(fleet.routers())),
+        fleet.problem,
     )
 
 
@@ -255,12 +274,18 @@ def _shared(config: RouterConfig, metrics: RouterMetrics) -> SharedParts:
 
 
 def _served(
-    config: RouterConfig, trust: Trust, model: ServedModel, fleet: Fleet, shared: SharedParts, reserved: Sequence[str]
+    config: RouterConfig,
+    trust: Trust,
+    model: ServedModel,
+    fleet: Fleet,
+    hold: Hold,
+    shared: SharedParts,
+    reserved: Sequence[str],
 ) -> ServedParts:
     preparer = _preparer(config, model, fleet, shared)
     dispatcher = _dispatcher(config, fleet, shared)
     in_flight = InFlight()
-    pipeline = _pipeline(config, model, preparer, dispatcher, in_flight, shared)
+    pipeline = _pipeline(config, model, preparer, dispatcher, in_flight, hold, shared)
     mover = Mover(dispatcher) if config.moves == "on" else None
     admin = AdapterAdmin(fleet, trust, reserved)
     return ServedParts(model, fleet, preparer, dispatcher, in_flight, pipeline, mover, admin)
@@ -316,6 +341,7 @@ def _pipeline(
     preparer: Preparer,
     dispatcher: Dispatcher,
     in_flight: InFlight,
+    hold: Hold,
     shared: SharedParts,
 ) -> Pipeline:
     selector, metrics = dispatcher.selector, dispatcher.metrics
@@ -323,7 +349,9 @@ def _pipeline(
     shedder = Shedder(config.tiers, selector.outlook, in_flight, dispatcher.rng)
     retries = RetryLimits(config.pair_wait_s, config.lost_pair_wait_s, cold_wait_s=config.cold_wait_s)
     usage, aborts = shared.usage, shared.aborts
-    return Pipeline(model, preparer, dispatcher, shared.admission, gate, shedder, in_flight, retries, usage, aborts)
+    return Pipeline(
+        model, preparer, dispatcher, shared.admission, gate, shedder, in_flight, retries, hold, usage, aborts
+    )
 
 
 def _usage_log(config: RouterConfig, metrics: RouterMetrics) -> UsageLog | None:

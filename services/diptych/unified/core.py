@@ -26,12 +26,12 @@ from typing import Final
 
 from diptych.common.members.roles import LegKind, Role
 from diptych.decode.core import DecodeCore
-from diptych.decode.grants import Headroom
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.admission import refuse_pooled, refuse_text
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
-from diptych.engine.schedule.pace.step_pace import AT_LAST, NextPrompt, StepPace
+from diptych.engine.schedule.pace.prompts import NextPrompt
+from diptych.engine.schedule.pace.step_pace import AT_LAST, StepPace
 from diptych.engine.schedule.running import Drafter
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch, StepResult
 from diptych.engine.values.core_report import CoreReport, Load
@@ -58,7 +58,7 @@ from diptych.engine.values.events import (
     WriteDone,
     WriterGone,
 )
-from diptych.engine.values.limits import PROMPT_ROWS, Limits
+from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import NO_PLAIN_STEPS, PlainSteps
 from diptych.engine.values.transfer_rules import TransferRules
@@ -72,6 +72,7 @@ from diptych.unified.image_rows import RowPages
 from diptych.unified.lending import Lending
 from diptych.unified.moves import Moves, NotMoved
 from diptych.unified.pulling import Means, Pulling
+from diptych.unified.reserve import Reserve, max_tokens
 
 _DEFAULT_KIND: Final = {
     Role.PREFILL: LegKind.PREFILL,
@@ -81,41 +82,6 @@ _DEFAULT_KIND: Final = {
 }
 
 RoleCore = PrefillCore | DecodeCore
-
-
-class Reserve:
-    """What one worker keeps free of its cache: pages for prompts while it serves them beside outputs, and always a row.
-
-    The row is one that the cache has beside those of `Limits.max_requests`, so as many can run.
-    """
-
-    def __init__(self, cache: KvCache, prefill: PrefillCore) -> None:
-        self._cache = cache
-        self._prefill = prefill
-        self._whole = Headroom(rows=PROMPT_ROWS)  # while prompts hold nothing
-
-    def keep(self, num_tokens: int) -> None:
-        """Keep pages enough for a prompt of so many tokens; 0: none."""
-        pages = self._cache.pages_for_prompt(num_tokens) if num_tokens else 0
-        self._whole = Headroom(pages, PROMPT_ROWS)
-
-    def headroom(self) -> Headroom:
-        """Return what new rooms of the decode core must leave."""
-        if not self._prefill.by_room:
-            return self._whole
-        prompts = self._prefill.admitted_prompts()
-        num_held = sum(len(self._cache.owned_pages(request)) for request in prompts)
-        return Headroom(max(0, self._whole.pages - num_held), 0 if prompts else PROMPT_ROWS)
-
-
-def max_tokens(role: Role, context_len: int, cache: KvCache) -> int:
-    """Return what a request may have at most, prompt and output, in a role."""
-    fitting = min(context_len, cache.max_request_tokens)
-    if role is not Role.UNIFIED:
-        return fitting
-    reserve, granted = cache.pages_for_prompt(0), cache.pages_per_state
-    of_each = max(0, (cache.pool.capacity - reserve - granted) // 2)
-    return min(fitting, cache.windows.fitting(of_each, cache.page_size) * cache.page_size)
 
 
 class UnifiedCore:
@@ -217,7 +183,8 @@ class UnifiedCore:
                 self._cache.sessions.called(room, tool, now_s)
             case GiveCache(within_s):
                 self._giving.begin(within_s, now_s)
-        self._settle_moves(now_s)
+        if self._moves.has_any:
+            self._settle_moves(now_s)
 
     def _on_peer(self, event: PeerUp | PeerDown | WriterGone, now_s: float) -> None:
         self._prefill.handle(event, now_s)

@@ -90,6 +90,21 @@ def test_generate_reads_a_prompt_from_standard_input(
     assert capsys.readouterr().out == "you said from a pipe\n"
 
 
+@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_what_is_no_utf_8_is_refused_in_words(
+    command: str,
+    errors: str,
+    parrot: tuple[Parrot, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8", errors))
+    assert main([command, "--target", parrot[1]]) == 1
+    words = "standard input is no UTF-8: convert it first, as with `iconv -t utf-8`"
+    assert capsys.readouterr().err == f"diptych {command}: {words}\n"
+
+
 def test_a_refused_request_is_an_error_with_the_routers_words(
     parrot: tuple[Parrot, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ import shutil
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -276,6 +277,22 @@ def test_streams_that_run_through_one_that_leaves_come_to_their_end() -> None:
     asyncio.run(scene())
 
 
+def test_one_that_can_not_follow_routers_any_more_ends_and_does_not_pick_old_ones() -> None:
+    class Blind:
+        async def run(self) -> None:
+            raise ZeroDivisionError
+
+    async def scene() -> None:
+        built = build(PickerConfig(bootstrap=("127.0.0.1:1",), port=0, plain_text=True))
+        blind: Any = Blind()
+        async with asyncio.timeout(HUNG_S):
+            with pytest.raises(ExceptionGroup) as ended:
+                await run(replace(built, watcher=blind), Stop(), linger_s=0.0, drain_s=0.0)
+        assert isinstance(ended.value.exceptions[0], ZeroDivisionError)
+
+    asyncio.run(scene())
+
+
 @pytest.mark.integration
 def test_a_gateway_is_shown_a_certificate_if_none_is_given() -> None:
     if shutil.which("openssl") is None:
@@ -285,7 +302,7 @@ def test_a_gateway_is_shown_a_certificate_if_none_is_given() -> None:
         serving = build(PickerConfig(bootstrap=("127.0.0.1:1",), port=0))
         stop = Stop()
         task = asyncio.create_task(run(serving, stop, linger_s=0.0, drain_s=0.0))
-        shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", serving.port), timeout=5)
+        shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", serving.port), timeout=HUNG_S)
         credentials = grpc.ssl_channel_credentials(shown.encode())
         named = [("grpc.ssl_target_name_override", "diptych-picker")]
         async with grpc.aio.secure_channel(f"127.0.0.1:{serving.port}", credentials, named) as channel:

@@ -138,7 +138,7 @@ def test_a_role_changes_beside_the_rounds_and_is_known_until_it_has(
     order = Orders(roles=(SetRole(1, Role.PREFILL),))
     hands.carry_out(order, listed)
     for _, done in hands._flips.values():
-        done.result(10)
+        done.result(60)
     assert worker.asked == [SetRoleRequest(instance_id=1, role=ROLE_PREFILL, drain_ms=2000)]
     assert hands.flipping == {}
 

@@ -61,7 +61,7 @@ def load(number: int, rate: float, prompt: int) -> Counts:
 def test_a_load_that_is_too_much_is_seen_planned_for_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
     watcher = Watcher(CONFIG, H200_LLAMA_8B)
     with caplog.at_level(logging.INFO):
-        for number in range(8):  # in the first minute caches may be cold
+        for number in range(10):  # in the first two minutes the load is that of cold caches
             plan = watcher.round(seen(1000.0 + 15 * number, [worker(1)], load(number, 6.0, 8000))).plan
     assert plan.sizes.total > 1
     assert Why.GROWS in plan.why
@@ -160,7 +160,7 @@ def test_workers_of_a_role_without_a_pool_are_not_planned() -> None:
     sizes = []
     for cluster in (Cluster(), Cluster(tuple(pods), tuple(pools))):
         watcher = Watcher(config, H200_LLAMA_8B)
-        for number in range(8):
+        for number in range(10):
             plan = watcher.round(seen(15.0 * number, listed, load(number, 6.0, 8000), cluster=cluster)).plan
         sizes.append(plan.sizes)
     assert sizes[0].both > 0
@@ -316,3 +316,41 @@ def test_who_acts_is_given_a_floor_that_serves(value: dict[str, Any], words: str
     replace(ACTS, act=False, **value).validate()
     with pytest.raises(ConfigError, match=words):
         replace(ACTS, **value).validate()
+
+
+def test_pools_of_which_nobody_tells_are_as_large_as_they_were_and_never_of_one_token() -> None:
+    """While workers start nobody says how large a KV pool is: more of them would hold no request either."""
+    coming = Instance(instance_id=1, role=ROLE_UNIFIED, state=INSTANCE_STATE_STARTING)
+    watcher = Watcher(CONFIG, H200_LLAMA_8B)
+    for number in range(8):
+        plan = watcher.round(seen(1000.0 + 15 * number, [coming], load(number, 0.5, 2000))).plan
+    assert plan.sizes == Sizes(both=1)
+    assert Why.HOLDS in plan.why
+    watcher.round(seen(1120.0, [worker(1)], load(8, 0.5, 2000)))
+    known = watcher.capacity
+    watcher.round(seen(1135.0, [coming], load(9, 0.5, 2000)))
+    assert watcher.capacity == known
+    assert known.kv_tokens == 50_000 * CONFIG.page_size
+
+
+def test_who_served_before_a_planner_began_is_as_old_as_it_says() -> None:
+    """Else a planner that starts anew takes caches that are full for cold ones, and asks for nobody for two minutes."""
+    old, new = worker(1), worker(2)
+    old.started_unix_ns, new.started_unix_ns = 10**9, 880 * 10**9
+    watcher = Watcher(CONFIG, H200_LLAMA_8B)
+    first = watcher.round(seen(5000.0, [old, new], unix_ns=900 * 10**9))
+    assert {each.worker_id: each.since_s for each in first.workers} == {1: 5000.0 - (899 - CONFIG.start_s), 2: 5000.0}
+    later = worker(3)
+    later.started_unix_ns = 10**9  # it was starting, or not listed: it is ready since now as far as anybody knows
+    second = watcher.round(seen(5015.0, [old, new, later], unix_ns=915 * 10**9))
+    assert [each.since_s for each in second.workers] == [5000.0 - (899 - CONFIG.start_s), 5000.0, 5015.0]
+
+
+def test_a_planner_that_starts_anew_beside_warm_workers_sees_at_once_what_is_too_much() -> None:
+    there = worker(1)
+    there.started_unix_ns = 10**9
+    watcher = Watcher(CONFIG, H200_LLAMA_8B)
+    for number in range(3):
+        unix_ns = (900 + 15 * number) * 10**9
+        plan = watcher.round(seen(1000.0 + 15 * number, [there], load(number, 6.0, 8000), unix_ns=unix_ns)).plan
+    assert plan.sizes.total > 1

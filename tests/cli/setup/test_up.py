@@ -124,6 +124,14 @@ def test_a_wrong_model_ends_it_before_anything_starts(capsys: pytest.CaptureFixt
     assert "no model 'no/such/model'" in capsys.readouterr().err
 
 
+def test_further_options_with_an_open_quotation_mark_are_refused_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["up", "--decode-options", "--dtype 'bfloat16"])
+    assert left.value.code == 2
+    words = "diptych up: --decode-options has a quotation mark too few: --dtype 'bfloat16"
+    assert capsys.readouterr().err.startswith(words)
+
+
 @pytest.mark.usefixtures("_own_environment")
 @pytest.mark.parametrize(
     ("options", "words"),

@@ -244,6 +244,10 @@ def test_of_a_model_that_sees_images_the_tower_is_told(
     config = read_config(vision_model.folder)
     text = as_text(config, Plan(80.0, 0.9, 1, 16, "bfloat16"))
     assert "a token for 8 by 8 pixels, 4 to 64 an image; 128 B a token until its prompt is computed" in text
+    stages = described(vision_model.folder, capsys, pp=3)["stages"]
+    assert sum(each["weights_bytes"] for each in stages) == 2 * found["parameters"]
+    assert stages[0]["weights_bytes"] > 2 * num_parameters
+    assert "on every rank of the first stage" in as_text(config, Plan(80.0, 0.9, 1, 16, "bfloat16", pp=3))
 
 
 def test_of_gemma_3_4b_the_tower_and_its_256_tokens_are_told(
@@ -297,6 +301,28 @@ def test_schedulers_that_share_experts_have_all_but_those_each(
     assert "a part of the experts of 8 schedulers, at most" in told
     with pytest.raises(ConfigError, match=r"256 experts of .* are fewer than the 512 ranks"):
         main(DescribeConfig(model=str(tmp_path), dp_attention=512))
+
+
+def test_schedulers_that_share_networks_have_all_but_those_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A GPU may have no part of a group of AWQ's integers."""
+    config = transformers.Qwen3Config(architectures=["Qwen3ForCausalLM"], intermediate_size=22016)
+    config.save_pretrained(tmp_path)
+    alone, shared = described(tmp_path, capsys, tp=2), described(tmp_path, capsys, tp=2, dp_attention=4)
+    networks = 32 * 3 * 4096 * 22016 * 2
+    assert alone["gpu"]["weights_bytes"] - shared["gpu"]["weights_bytes"] == networks // 2 * 3 // 4
+    assert shared["gpu"]["page_bytes"] == alone["gpu"]["page_bytes"]
+    assert main(DescribeConfig(model=str(tmp_path), tp=2, dp_attention=4, gpus_per_node=8)) == 0
+    told = capsys.readouterr().out
+    assert "a part of the feed-forward networks of 4 schedulers, at most" in told
+    assert "the smallest for a request of the whole context: --tp 1\n" in told
+    with pytest.raises(ConfigError, match="6 ranks do not divide the 22016 feed-forward columns"):
+        main(DescribeConfig(model=str(tmp_path), dp_attention=6))
+    config.quantization_config = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"--tp 1 with --dp-attention 8 leaves a rank 2752 of the 22016 columns of"):
+        main(DescribeConfig(model=str(tmp_path), dp_attention=8))
 
 
 def test_experts_in_mxfp4_take_four_bits_a_weight_and_their_scales(

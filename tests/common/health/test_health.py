@@ -201,7 +201,7 @@ def test_who_waits_for_a_descriptor_takes_no_processor(
     second.settimeout(0.5)
     with pytest.raises(TimeoutError):  # the first has the last descriptor, and asks nothing
         second.recv(1)
-    assert len(tries) < 20
+    assert len(tries) < 500  # who does not rest tries some 100,000 times
     first.close()
     second.settimeout(TIMEOUT_S)
     second.sendall(b"GET /health/live HTTP/1.0\r\n\r\n")

@@ -142,6 +142,20 @@ def play(script: Callable[[Worker], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(run())
 
 
+def test_who_stops_waiting_for_a_link_just_as_it_comes_up_waits_no_more() -> None:
+    async def script(worker: Worker) -> None:
+        worker.members[3] = worker.member(3, Role.PREFILL)
+        changing = asyncio.ensure_future(worker.changes.set_role(worker.group, DECODE, None))
+        await worker.until(lambda: worker.record.role == DECODE)
+        worker.scheduler.link(2, 3)
+        await worker.until(lambda: not worker.record.not_ready)
+        changing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await changing
+
+    play(script)
+
+
 def test_an_idle_worker_changes_its_role_and_tells_of_each_step() -> None:
     async def script(worker: Worker) -> None:
         worker.members[3] = worker.member(3, Role.PREFILL)

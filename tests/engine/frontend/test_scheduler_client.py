@@ -4,8 +4,10 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import zmq.asyncio
@@ -116,6 +118,119 @@ def test_the_last_words_of_a_process_are_heard_though_its_end_is_noticed_first(
             context.destroy(linger=0)
 
     asyncio.run(asyncio.wait_for(test(), TIMEOUT_S))
+
+
+class LivingProcess:
+    """It does not stop when it is asked to: it is killed."""
+
+    pid = 0
+
+    def __init__(self) -> None:
+        self.returncode: int | None = None
+        self._has_ended = asyncio.Event()
+
+    async def wait(self) -> int | None:
+        await self._has_ended.wait()
+        return self.returncode
+
+    def send_signal(self, _: int) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        self.returncode = -signal.SIGKILL
+        self._has_ended.set()
+
+
+@contextmanager
+def living(folder: Path) -> Iterator[tuple[SchedulerClient, LivingProcess, zmq.asyncio.Socket]]:
+    """Yield a client, its process, and the process's end of the channel. Nobody is asked to end: it is killed."""
+    context = zmq.asyncio.Context()
+    ours, theirs = (context.socket(zmq.PAIR) for _ in range(2))
+    ours.bind("inproc://scheduler")
+    theirs.connect("inproc://scheduler")
+    process, heartbeat = LivingProcess(), cast(Any, None)
+    try:
+        yield SchedulerClient(cast(Any, [process]), ours, str(folder), heartbeat), process, theirs
+    finally:
+        context.destroy(linger=0)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, TIMEOUT_S))
+
+
+def test_what_is_sent_to_a_scheduler_that_was_stopped_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router's session may end behind its scheduler: it has rooms aborted."""
+    monkeypatch.setattr(scheduler_client, "_STOP_TIMEOUT_S", 0.0)
+
+    async def test() -> None:
+        with living(tmp_path) as (client, _, theirs):
+            await theirs.send(engine_pb2.SchedulerEvents(ready=engine_pb2.SchedulerReady()).SerializeToString())
+            await client.ready()
+            await client.stop()
+            await client.send(engine_pb2.SchedulerCommands(abort=[7]))
+            await client.stop()
+
+    run(test())
+
+
+def test_who_listens_to_a_scheduler_hears_no_more_once_it_was_stopped(tmp_path: Path) -> None:
+    async def test() -> None:
+        with living(tmp_path) as (client, _, theirs):
+            await theirs.send(engine_pb2.SchedulerEvents(status_answers=[7]).SerializeToString())
+            heard, has_heard = list[int](), asyncio.Event()
+
+            async def listen() -> None:
+                async for events in client.events():
+                    heard.extend(events.status_answers)
+                    has_heard.set()
+
+            listening = asyncio.ensure_future(listen())
+            await asyncio.wait_for(has_heard.wait(), TIMEOUT_S)
+            process = client._processes[0]
+            client._processes = ()  # that it ends is not what ends this
+            await client.stop()
+            await listening
+            await listen()
+            assert heard == [7]
+            process.kill()
+
+    run(test())
+
+
+def test_what_comes_while_nobody_listens_is_heard_by_who_listens_next(tmp_path: Path) -> None:
+    async def test() -> None:
+        with living(tmp_path) as (client, _, theirs):
+            listening = asyncio.ensure_future(next_answer(client))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            listening.cancel()
+            await asyncio.wait([listening])
+            await theirs.send(engine_pb2.SchedulerEvents(status_answers=[7]).SerializeToString())
+            assert await next_answer(client) == [7]
+
+    run(test())
+
+
+def test_the_last_words_of_a_process_are_waited_for_before_its_channel_is_closed(tmp_path: Path) -> None:
+    async def test() -> None:
+        with living(tmp_path) as (client, process, theirs):
+            listening = asyncio.ensure_future(next_answer(client))
+            await asyncio.sleep(0)
+            process.kill()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert client._last_reading.locked()
+            stopping = asyncio.ensure_future(client.stop())
+            await asyncio.sleep(0)
+            await theirs.send(engine_pb2.SchedulerEvents(fatal="no room").SerializeToString())
+            with pytest.raises(SchedulerDied, match=r"^no room$"):
+                await listening
+            await stopping
+
+    run(test())
 
 
 STUCK = "from diptych.common import lifecycle; lifecycle.tell_stacks(); print(flush=True); input()"

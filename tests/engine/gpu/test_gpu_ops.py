@@ -89,7 +89,7 @@ def test_gates_and_ups_are_stored_before_they_are_activated_only_where_an_adapte
     for ops in reversed(both(torch.float16, device)):
         matrices = {"0.gate_up": AdaptedMatrix(64, ((0, 4096), (4096, 4096)))}
         setting = LowRankSetting(1, 16, matrices, torch.float16, device)
-        loras = Loras(2, setting, lambda of: AdapterSlots(1, of.max_rank, of.matrices, of.dtype, of.device))
+        loras = Loras(0, setting, lambda of: AdapterSlots(1, of.max_rank, of.matrices, of.dtype, of.device))
         gated = ops.gated(loras.wrap("0.gate_up", ops.matrix("0.gate_up", weight, Split.NONE)), "silu")
         loras.install(0, loras.prepare(Adapter("0" * 32, (product,))))
         loras.begin(None if adapters is None else np.array(adapters), np.array([1, 1]), np.array([0, 1]))
@@ -104,7 +104,7 @@ def test_an_adapter_of_a_rank_that_no_slot_has_room_for_is_refused(device: torch
     from diptych.kernels.gpu.layers.adapter_slots import AdapterSlots
 
     setting = LowRankSetting(1, 20, {"0.o": AdaptedMatrix(8, ((0, 8),))}, torch.float16, device)
-    loras = Loras(1, setting, lambda of: AdapterSlots(1, of.max_rank, of.matrices, of.dtype, of.device))
+    loras = Loras(0, setting, lambda of: AdapterSlots(1, of.max_rank, of.matrices, of.dtype, of.device))
     sides = {rank: (np.ones((rank, 8), np.float32), np.ones((8, rank), np.float32)) for rank in (32, 33)}
     loras.prepare(Adapter("0" * 32, (Product("0.o", 0, *sides[32]),)))  # slots have ranks in sixteens
     with pytest.raises(InvalidAdapter, match=r"rank 33, more than the 32 .* --max-lora-rank 33"):

@@ -84,6 +84,12 @@ def run(test: Any) -> None:
     asyncio.run(asyncio.wait_for(test(), TIMEOUT_S))
 
 
+async def absent(words: str, lead: Lead) -> None:
+    """Wait until the leader finds this node absent; empty: none."""
+    while lead.group.absence() != words:  # noqa: ASYNC110  # a beat tells nobody here
+        await asyncio.sleep(0.02)
+
+
 async def refusal(address: str, trust: Trust, said: NodeHello, within_s: float = 0.0) -> DiptychError:
     with pytest.raises(DiptychError) as refused:
         async with joined(address, trust, said, within_s):
@@ -193,17 +199,13 @@ def test_the_end_of_the_leaders_process_ends_its_nodes_at_once() -> None:
 def test_a_node_tells_with_its_beats_that_a_rank_of_it_was_stopped_and_goes_on() -> None:
     rank = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
-    async def until(words: str, lead: Lead) -> None:
-        while lead.group.absence() != words:  # noqa: ASYNC110  # a beat tells nobody here
-            await asyncio.sleep(0.02)
-
     async def test() -> None:
         async with leading() as lead, following_at(lead.address) as (link, _):
             link.has_started([rank.pid])
             rank.send_signal(signal.SIGSTOP)
-            await until("a process of node 1 at h1 was stopped", lead)
+            await absent("a process of node 1 at h1 was stopped", lead)
             rank.send_signal(signal.SIGCONT)
-            await until("", lead)
+            await absent("", lead)
             assert not lead.group.lost.done()
 
     run(test)
@@ -230,6 +232,22 @@ def test_what_a_leader_says_while_a_beat_is_on_its_way_is_not_lost() -> None:
         group.stop()
         assert (await anext(told)).stop
         assert [said async for said in told] == []
+
+    run(test)
+
+
+def test_a_leader_whose_stream_is_cancelled_leaves_nobody_waiting_for_news() -> None:
+    async def test() -> None:
+        group = GroupLeader(Roster(hello(0), 2, 0.0), 9, "10.0.0.1", lambda: None, lambda _: None)
+        told = group._until(asyncio.get_running_loop().create_future())
+        await anext(told)
+        before = asyncio.all_tasks()
+        waiting = asyncio.ensure_future(anext(told))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == before
 
     run(test)
 
@@ -289,8 +307,7 @@ def test_a_cut_link_is_blamed_within_two_seconds_and_ends_the_group_at_both_ends
             cable_to(lead.address) as (cable, address),
             following_at(address) as (_, running),
         ):
-            await asyncio.sleep(0.3)  # some beats
-            assert lead.group.absence() == ""
+            await absent("", lead)
             cable.cut()
             assert re.fullmatch(r"node 1 at h1 has not been heard for \d\.\d s", await lead.group.lost)
             assert lead.group.absence() == "node 1 at h1 is not heard"

@@ -103,14 +103,13 @@ def test_schedulers_that_share_experts_refuse_what_is_no_common_step(changes: An
         ({"speculate": "draft:/model"}, "--pp does not take --speculate draft:/model"),
         ({"speculate": "mtp"}, "--pp does not take --speculate mtp"),
         ({"speculate": "eagle:/head"}, "--pp does not take --speculate eagle:/head"),
-        ({"lora": ("a=/a",)}, "--pp takes no adapters"),
-        ({"deterministic": True}, "--deterministic is not for --pp"),
     ],
 )
 def test_stages_of_a_pipeline_refuse_what_is_not_made_for_them(changes: Any, words: str) -> None:
     options = EngineOptions(pp=2, tp=2, speculate="suffix")
-    options.validate()
-    assert (options.on("cuda").cuda_graphs, options.num_lora_slots) == ("off", 0)
+    replace(options, lora=("a=/a",)).validate()
+    replace(options, deterministic=True).validate()
+    assert (options.on("cuda").cuda_graphs, options.num_lora_slots) == ("off", 8)
     assert (options.num_ranks, options.of_group(1).base_gpu) == (4, 4)
     with pytest.raises(ConfigError, match=words):
         replace(options, **changes).validate()

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from tiny_config import tiny_config
 
+from diptych.architectures.config import Indexer, Latent
 from diptych.architectures.recurrent import DeltaNet, Recurrent
-from diptych.architectures.stages import stage_layers
+from diptych.architectures.stages import of_stage, stage_layers
 from diptych.checkpoints.shard import Shard
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
@@ -22,6 +23,7 @@ from diptych.engine.options.pool_size import (
     num_host_slots,
     pool_layout,
     pool_words,
+    rank_share,
     token_nbytes,
     whole_layout,
 )
@@ -171,6 +173,21 @@ def test_stages_of_a_pipeline_have_as_many_pages_and_slots_as_the_one_with_the_m
     assert {layout.num_layers for layout in layouts} == {3}
     with pytest.raises(ConfigError, match="--pp 4 is more than the 3 layers"):
         check_pool(model, dataclasses.replace(options, pp=4), Role.DECODE, "cpu")
+
+
+def test_stages_of_a_model_with_an_indexer_have_as_many_pages_as_the_one_whose_pages_are_largest() -> None:
+    """That with most layers has fewer index keys."""
+    indexer = Indexer(num_heads=2, head_dim=96, num_kept=4, interleaved=False, layers=(0, 4, 5))
+    latent = Latent(0, 24, 8, 8, 8, False, 1e-6)
+    model = dataclasses.replace(
+        MODEL, num_layers=6, windows=(), vocab_size=8, latent=latent, num_kv_heads=1, head_dim=32, indexer=indexer
+    )
+    options = EngineOptions(kv_cache_mib=1, dtype="float32", pp=2)
+    layouts = [pool_layout(of_stage(model, layers), options, None, model) for layers in stage_layers(model, 2)]
+    token = [4 * 32 + 96, 2 * 32 + 2 * 96]  # numbers
+    assert [layout.page_nbytes for layout in layouts] == [16 * 4 * each for each in token]
+    assert {layout.num_pages for layout in layouts} == {2**20 // (16 * 4 * max(token))}
+    assert [rank_share(layout, sum(token)) for layout in layouts] == token
 
 
 def test_what_a_gpu_has_left_is_not_guessed_and_what_was_given_there_counts_in_its_own_type() -> None:

@@ -158,6 +158,18 @@ def test_a_vector_of_all_rows_is_refused_where_schedulers_share_experts(tiny_exp
     as_served(ChangedModel(experts, replace(experts.config, pooling=Pooling("embed", "last"))), shared)
 
 
+def test_networks_are_shared_where_there_are_no_experts_to_move_or_copy(source: ModelSource) -> None:
+    shared = EngineOptions(dp=2, dp_attention=True).on("cpu")
+    assert as_served(source, shared).config == source.config
+    for given in (replace(shared, redundant_experts=1), replace(shared, rebalance_experts=1)):
+        with pytest.raises(ConfigError, match=r"tiny has no experts: leave out --re.*-experts"):
+            as_served(source, given)
+    with pytest.raises(ConfigError, match="tiny has no experts: leave out --expert-parallel"):
+        as_served(source, replace(shared, expert_parallel=True))
+    with pytest.raises(ConfigError, match="5 ranks do not divide the 96 feed-forward columns of tiny"):
+        as_served(source, replace(shared, dp=5))
+
+
 def test_ranks_that_cannot_share_it_are_refused(source: ModelSource, tiny_folder: Path) -> None:
     with pytest.raises(ConfigError, match="--tp 8 does not divide the 4 attention heads of tiny"):
         as_served(source, options(tiny_folder, tp=8))

@@ -41,14 +41,27 @@ OF_FOUR_RANKS = (  # heads: plain, biased, fused, gated, with sinks, of two kind
 
 OF_STAGES = (  # ends: tied, scaled, capped, with norms before or behind blocks; layers of several kinds
     *("llama", "llama, tied, one KV head", "gpt oss", "gemma2", "gemma3", "olmo2", "granite", "nemotron"),
-    *("llama 4", "deepseek v3", "mixtral", "qwen3 moe, normalised, some layers dense", "minimax m2"),
+    *("llama 4", "deepseek v3", "deepseek v3.2", "mixtral", "qwen3 moe, normalised, some layers dense", "minimax m2"),
 )
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_whole_prompts_and_decode_give_the_logits_and_the_tokens_of_transformers(
-    new_driver: NewDriver, family_model: Any, backend: str
+    new_driver: NewDriver, family_model: Any
 ) -> None:
+    assert_prompts_and_decode_are_those_of_transformers(new_driver, family_model, "cpu")
+
+
+def test_chunks_after_a_cached_prefix_give_the_logits_of_transformers(new_driver: NewDriver, family_model: Any) -> None:
+    assert_chunks_are_those_of_transformers(new_driver, family_model, "cpu")
+
+
+@of_each_kind
+def test_attention_without_kernels_gives_them_too(new_driver: NewDriver, family_model: Any) -> None:
+    assert_prompts_and_decode_are_those_of_transformers(new_driver, family_model, "torch")
+    assert_chunks_are_those_of_transformers(new_driver, family_model, "torch")
+
+
+def assert_prompts_and_decode_are_those_of_transformers(new_driver: NewDriver, family_model: Any, backend: str) -> None:
     driver = new_driver(open_model(str(family_model.folder)), backend)
     logits = driver.extend(dict(enumerate(family_model.prompts)))
     ends = [len(prompt) - 1 for prompt in family_model.prompts]
@@ -60,10 +73,7 @@ def test_whole_prompts_and_decode_give_the_logits_and_the_tokens_of_transformers
     assert [list(tokens) for tokens in zip(*chosen, strict=True)] == family_model.outputs
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
-def test_chunks_after_a_cached_prefix_give_the_logits_of_transformers(
-    new_driver: NewDriver, family_model: Any, backend: str
-) -> None:
+def assert_chunks_are_those_of_transformers(new_driver: NewDriver, family_model: Any, backend: str) -> None:
     driver = new_driver(open_model(str(family_model.folder)), backend)
     texts = [prompt + output for prompt, output in zip(family_model.prompts, family_model.outputs, strict=True)]
     long = {i: text for i, text in enumerate(texts) if len(text) > 20}
@@ -142,12 +152,18 @@ def logits_of_rank(
 WITH_STATES = ("qwen3.5 moe", "kimi linear", "lfm2")  # each kind of state, and layers that keep nothing
 
 
-@pytest.mark.parametrize(
-    "family_model",
-    [*OF_STAGES, *(f"{name}, seven layers" for name in WITH_STATES), "nemotron h, ten layers"],
-    indirect=True,
-)
-def test_stages_of_a_pipeline_compute_the_bits_of_one_process(new_driver: NewDriver, family_model: Any) -> None:
+ON_STAGES: dict[str, int] = {
+    **dict.fromkeys([*OF_STAGES, *(f"{name}, seven layers" for name in WITH_STATES), "nemotron h, ten layers"], 3),
+    "glm moe dsa, layers that share a choice": 2,
+    "mistral large 4 with images, six layers": 2,
+    "gemma4, groups of layers with heads of two widths": 2,
+}
+
+
+@pytest.mark.parametrize(("family_model", "most"), ON_STAGES.items(), indirect=["family_model"])
+def test_stages_of_a_pipeline_compute_the_bits_of_one_process(
+    new_driver: NewDriver, family_model: Any, most: int
+) -> None:
     """Behind a step of which no row is sampled."""
     source = keeping_all(open_model(str(family_model.folder)))
 
@@ -157,7 +173,7 @@ def test_stages_of_a_pipeline_compute_the_bits_of_one_process(new_driver: NewDri
         driver.runner.logits(without_samples(driver.batch(ForwardMode.EXTEND, {i: [2, 3] for i in prompts})))
         return torch.cat([driver.extend(prompts), driver.decode(dict.fromkeys(prompts, 3))])
 
-    assert torch.equal(on_stages(min(3, source.config.num_layers), compute), compute(None))
+    assert torch.equal(on_stages(min(most, source.config.num_layers), compute), compute(None))
 
 
 @pytest.mark.parametrize(
@@ -182,10 +198,8 @@ def test_stages_with_windows_in_pages_of_their_own_compute_the_bits_of_one_proce
 
 
 REFUSED = (
-    "layers of .* that attend",
-    "layers of .* that keep a state",
-    "images",
-    "chosen",
+    "layers of .* (that attend|that keep a state|with a window|without one)$",
+    "attend to what layers of the stage choose",
     "borrow",
     "embedding of its own",
 )
@@ -237,6 +251,25 @@ def test_a_request_has_the_same_bits_in_any_batch_and_however_its_prompt_is_cut(
         driver.forget(i)
         alone = [driver.extend({i: prompt[at : at + 29]}) for at in range(0, len(prompt), 29)][-1]
         assert torch.equal(alone[0], together[i])
+
+
+@pytest.mark.parametrize("family_model", ["llama", "deepseek v3.2"], indirect=True)
+def test_on_stages_a_deterministic_request_has_the_same_bits_too(new_driver: NewDriver, family_model: Any) -> None:
+    """As output and as prompt, alone and beside others."""
+    source, (one, *others) = open_model(str(family_model.folder)), family_model.prompts
+
+    def compute(communicator: Any) -> Tensor:
+        driver = new_driver(source, communicator=communicator, deterministic=True)
+        alone = [driver.extend({0: one[at : at + 9]}) for at in range(0, len(one), 9)][-1]
+        beside = driver.extend({1: one, **dict(enumerate(others, 2))})[:1]
+        tokens = (3, 1, 4)
+        said = [driver.decode({0: token}) for token in tokens]
+        asked = driver.extend({1: list(tokens), 9: others[0]})[:1]
+        return torch.cat([alone, said[-1], beside, asked])
+
+    found = on_stages(min(3, source.config.num_layers), compute)
+    assert torch.equal(found[:2], found[2:])
+    assert torch.equal(found, compute(None))
 
 
 @of_each_kind

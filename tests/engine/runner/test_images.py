@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from thread_ranks import on_stages
 from tiny_vision import picture
 from vision_engine import NUM_OUTPUTS, TWO_IMAGES, VisionEngine, request_of, runner_of, seen, without_images
 
 from diptych.architectures.size import num_parameters
 from diptych.checkpoints.shard import Shard
-from diptych.checkpoints.source import ModelSource, open_model
+from diptych.checkpoints.source import ModelSource, keeping_all, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.lora.registry import InvalidAdapter
 from diptych.engine.models.adapters.lora_host import LoraHost
@@ -145,6 +146,26 @@ def test_two_ranks_compute_what_one_does_by_steps_that_come_over_the_log(
 
     together = on_ranks(2, compute, SumRule(2, 0))
     torch.testing.assert_close(together, torch.stack(engine.logits[1]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("model", "num_stages"), [("vision_model", 3), ("qwen3_vl", 2), ("gemma3_vision", 3)])
+def test_stages_give_the_bits_of_one_process_and_the_first_alone_has_the_tower(
+    model: str, num_stages: int, request: pytest.FixtureRequest
+) -> None:
+    """Of places on three axes, of rows that are added behind several layers, and of rows that see each other."""
+    source = keeping_all(open_model(str(request.getfixturevalue(model).folder)))
+    prompt = seen(picture(0, 4, 4), picture(1, 4, 4)) if model == "gemma3_vision" else TWO_IMAGES
+    engine = VisionEngine(source, runner_of(source)[1], 19)
+    engine.run(request_of(1, prompt))
+    towers = []
+
+    def compute(communicator: Any) -> Any:
+        part = on_part(source, communicator)
+        towers.append((communicator.stages.number, part.model.images is not None))
+        return torch.cat([part.logits(step) for step in engine.batches])
+
+    assert torch.equal(on_stages(num_stages, compute), torch.stack(engine.logits[1]))
+    assert sorted(towers) == [(number, number == 0) for number in range(num_stages)]
 
 
 def on_part(source: ModelSource, communicator: Any) -> ModelRunner:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import pytest
 import torch
 import transformers
 from emulated_gpu import emulated_runner
+from thread_ranks import on_stages
 from torch import Tensor
 
 from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.shard import Shard
-from diptych.checkpoints.source import ModelSource, open_model
+from diptych.checkpoints.source import ModelSource, keeping_all, open_model
 from diptych.common.errors import InvalidRequest
 from diptych.engine.lora.peft_folder import read_adapter
 from diptych.engine.lora.registry import Adapter, InvalidAdapter
@@ -25,6 +27,7 @@ from diptych.engine.models.adapters.lora_host import LoraHost
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.loaded_model import ModelOptions, load_model
+from diptych.engine.runner.model_part import own_layers
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import ForwardMode
@@ -126,7 +129,9 @@ class Case:
 def install(
     driver: Any, source: ModelSource, slot: int, folder: Path, communicator: Communicator | None = None
 ) -> None:
-    shard = Shard(communicator.rank, communicator.size) if communicator else Shard(0, 1)
+    shard = Shard(0, 1)
+    if communicator is not None:
+        shard = Shard(communicator.rank, communicator.size, layers=own_layers(source.config, communicator.stages))
     host = LoraHost(source.config, shard, lambda: driver.runner.loras)
     host.install(slot, host.read(folder).weights)
 
@@ -203,6 +208,27 @@ def test_ranks_add_their_parts_of_adapters_to_the_logits_of_one_process(
     for found, exact in zip(together, alone, strict=True):
         torch.testing.assert_close(found, exact, atol=1e-3, rtol=1e-4)
         assert found.argmax(-1).tolist() == exact.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma2", "Llama4", "DeepseekV3"])  # Gemma's ends are one matrix
+def test_stages_add_what_adapters_change_of_their_layers_and_ends_to_the_bit(
+    new_driver: NewDriver, write_adapter: WriteAdapter, tmp_path: Path, family: str
+) -> None:
+    """Also behind a step of which no row is sampled, and behind a removed adapter."""
+    case, texts = Case(tmp_path, family, write_adapter), dict(enumerate(prompts()))
+    case.source = keeping_all(case.source)
+
+    def compute(ranks: Communicator | None) -> Tensor:
+        driver = case.driver(new_driver, "cpu", ranks)
+        driver.adapters = dict(enumerate(SLOTS))
+        begun = driver.batch(ForwardMode.EXTEND, {each: text[:1] for each, text in texts.items()})
+        driver.runner.logits(replace(begun, num_sampled=np.zeros_like(begun.num_sampled)))
+        found = [driver.extend({each: text[1:] or [5] for each, text in texts.items()})]
+        found.append(driver.decode(dict.fromkeys(texts, 5)))
+        driver.runner.loras.remove(2)
+        return torch.cat([*found, driver.decode(dict.fromkeys(texts, 6))])
+
+    assert torch.equal(on_stages(3, compute), compute(None))
 
 
 def test_what_latents_are_multiplied_by_is_refused_by_name(write_adapter: WriteAdapter, tmp_path: Path) -> None:

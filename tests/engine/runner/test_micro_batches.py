@@ -13,7 +13,7 @@ from thread_ranks import Meeting, on_threads
 from torch import Tensor
 
 from diptych.checkpoints.source import ModelSource, open_model
-from diptych.engine.models.layers import spread_experts
+from diptych.engine.models.layers import spread_experts, spread_mlp
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.scheduler.lockstep import part_of
 from diptych.engine.tensor_parallel.sharing.expert_group import LoneCommunicator
@@ -21,6 +21,7 @@ from diptych.engine.values.batch import ForwardBatch
 from diptych.engine.values.rounds import NOTHING, Round
 
 FAMILIES = ("qwen2 moe", "deepseek v3", "gemma4, experts beside a network")  # and what they compute beside experts
+NETWORKS = ("llama", "qwen3")  # that are cut over both
 
 
 @dataclass
@@ -66,11 +67,12 @@ def computed(source: ModelSource, overlap: int, rank: int, meeting: Meeting) -> 
 
 
 @pytest.mark.parametrize("padded_rows", [spread_experts.PADDED_ROWS, 0], ids=["padded", "counted"])
-@pytest.mark.parametrize("family_model", FAMILIES, indirect=True)
+@pytest.mark.parametrize("family_model", [*FAMILIES, *NETWORKS[:1]], indirect=True)
 def test_steps_in_halves_have_the_bits_of_whole_ones(
     family_model: Any, padded_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spread_experts, "PADDED_ROWS", padded_rows)
+    for module in (spread_experts, spread_mlp):
+        monkeypatch.setattr(module, "PADDED_ROWS", padded_rows)
     source = open_model(str(family_model.folder))
     whole, cut = (
         on_threads(2, lambda rank, meeting, overlap=overlap: computed(source, overlap, rank, meeting))  # type: ignore[misc]
@@ -94,7 +96,7 @@ def test_steps_in_halves_have_the_bits_of_whole_ones(
                 assert told[0] == (0, "s"), "of a layer is told when both halves have it"
 
 
-@pytest.mark.parametrize("family_model", FAMILIES[:1], indirect=True)
+@pytest.mark.parametrize("family_model", [*FAMILIES[:1], *NETWORKS], indirect=True)
 def test_two_schedulers_that_share_experts_compute_what_one_process_does(family_model: Any) -> None:
     source = open_model(str(family_model.folder))
     for rank, scheduler in enumerate(on_threads(2, lambda rank, meeting: computed(source, 2, rank, meeting))):

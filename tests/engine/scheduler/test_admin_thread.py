@@ -80,7 +80,7 @@ def test_who_waits_for_the_loop_does_not_keep_others_waiting() -> None:
     switched = threading.Event()
 
     def wait(command: AdminCommand) -> Effect:
-        assert switched.wait(10), "the other command was not prepared"
+        assert switched.wait(60), "the other command was not prepared"
         return AdminAnswer
 
     def switch() -> AdminAnswer:

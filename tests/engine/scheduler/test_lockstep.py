@@ -80,8 +80,8 @@ def served(folder: Path, own: int, batches: list[ForwardBatch | None], over: thr
         if stepping.advance(lambda: None):
             num_rounds += 1
         elif not any(batches[num_rounds:]):
-            assert poller.poll(20_000), "nobody called"
-    over.wait(20)
+            assert poller.poll(60_000), "nobody called"
+    over.wait(60)
     stepping.close()
     return passes.seen
 

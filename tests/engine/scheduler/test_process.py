@@ -143,7 +143,7 @@ def test_deterministic_workers_pair_only_with_those_that_make_the_same_bits() ->
         terms(deterministic=True, device="cuda", tp=2),
     ]
     assert of_one_gpu not in others
-    assert of_one_gpu == terms(deterministic=True, device="cuda", max_requests=3)
+    assert of_one_gpu == terms(deterministic=True, device="cuda", max_requests=3, pp=2)
 
 
 def test_workers_offer_rows_of_images_where_one_rank_has_a_tower_and_pulls() -> None:

@@ -198,7 +198,7 @@ def test_a_worker_that_ends_waits_for_no_disk(tmp_path: Path) -> None:
 
     class Stuck(Noted):
         def write(self, path: Path) -> None:
-            ended.wait(10)
+            ended.wait(60)
 
     profiler = Profiler(Stuck, "decode", folder=tmp_path)
     traced = profiler.over(Steps())

@@ -12,7 +12,7 @@ from diptych.engine.tensor_parallel.rank_log import RankLog
 from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
 from diptych.v1 import rank_pb2
 
-WAIT_MS = 20_000  # only for what hangs
+WAIT_MS = 60_000  # only for what hangs
 HERE = NodePlace(0, 2, "127.0.0.1", "lo")
 
 

@@ -184,7 +184,7 @@ def test_a_giver_that_says_nothing_is_left(
     done = threading.Event()
 
     def say_nothing(sock: socket.socket, key: bytes) -> None:
-        done.wait(5)
+        done.wait(HUNG_S)
 
     with crowd(say_nothing) as giver:
         assert not Taking([giver]).fill(blank(source, kv))

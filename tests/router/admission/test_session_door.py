@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from diptych.common.errors import Conflict, Unavailable
+from diptych.router.admission.session_desk import SessionDesk
 from diptych.router.admission.session_door import RETRY_S, SessionDoor
 from diptych.router.admission.session_line import TICKET_S, Key
 from diptych.router.metrics import SessionLineUsage
@@ -140,6 +141,20 @@ def test_a_session_that_is_closed_while_it_waits_waits_no_longer() -> None:
     in_world(test)
 
 
+def test_a_session_that_is_closed_just_as_it_is_let_in_is_told_so_and_no_place() -> None:
+    async def test(world: World) -> None:
+        world.capacity = 0
+        waits = await world.waiting(A)
+        world.capacity = 100
+        world.door.look()
+        assert world.door.close(A)
+        with pytest.raises(Conflict, match="closed while it waited"):
+            await waits
+        assert world.door.num_given_up == 0
+
+    in_world(test)
+
+
 def test_a_router_that_leaves_lets_nobody_wait() -> None:
     async def test(world: World) -> None:
         assert await world.door.wait(A, 100, LONG_S)
@@ -223,7 +238,10 @@ def test_metrics_do_not_count_what_has_ended_though_nobody_waits() -> None:
     async def test(world: World) -> None:
         assert await world.door.wait(A, 100, LONG_S)
         world.now_s += TICKET_S + 1
-        found = {each.name: each.samples[0].value for each in SessionLineUsage(world.door).collect()}
+        found = {
+            each.name: each.samples[0].value
+            for each in SessionLineUsage(SessionDesk([world.door], lambda: world.now_s)).collect()
+        }
         assert found["diptych_router_session_line_in"] == found["diptych_router_session_line_tokens"] == 0
         assert found["diptych_router_session_line_expired"] == 1
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -479,6 +484,107 @@ def test_random_sessions_never_fill_more_than_the_pools_when_they_are_let_in_and
             for name in set(passed) & waited.keys():
                 waited[name] += 1
         assert all(passes <= MAX_PASSES for passes in waited.values())
+
+
+class PlainLine(SessionLine):
+    """Lets one in after another, and goes through the whole line for each: slow, and as the rule says."""
+
+    def admit(self, capacity_tokens: int, now_s: float) -> list[Key]:
+        self.expire(now_s)
+        held, admitted = self._held(), list[Key]()
+        while (key := self._next(capacity_tokens, held, now_s)) is not None:
+            member = self._in[key] = self._waiting.pop(key)
+            if member.num_open:
+                member.used_s = now_s
+            held[key.owner] += member.num_tokens
+            admitted.append(key)
+        return admitted
+
+    def _next(self, capacity_tokens: int, held: Mapping[str, int], now_s: float) -> Key | None:
+        room = capacity_tokens - sum(held.values())
+        passed: list[Member] = []
+        for key, member in self._in_turn(capacity_tokens, held) if room > 0 else ():
+            if min(member.num_tokens, capacity_tokens) <= room:
+                for each in passed:
+                    each.num_passes += 1
+                return key
+            if member.num_passes >= MAX_PASSES and not member.is_away(now_s):
+                return None
+            passed.append(member)
+        return None
+
+    def _in_turn(self, capacity_tokens: int, held: Mapping[str, int]) -> Iterator[tuple[Key, Member]]:
+        for is_last in (False, True):
+            for key, member in self._waiting.items():
+                if (held[key.owner] * len(held) >= capacity_tokens) is is_last:
+                    yield key, member
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_sweep_lets_in_whom_going_through_the_line_for_each_would(seed: int) -> None:
+    rng, lines, now_s = random.Random(seed), (SessionLine(), PlainLine()), 0.0
+    num_admitted = 0
+    for number in range(300):
+        now_s += rng.choice((0.0, 1.0, 20.0))
+        key, num_tokens, waits = Key(rng.choice("aaabbcdef"), str(number)), rng.choice((1, 4, 10, 30, 90)), number % 3
+        for line in lines:
+            member = line.ask(key, num_tokens, now_s)
+            if not waits:
+                line.let_go(key, member, now_s)
+        if rng.random() < 0.5:
+            continue
+        over = [each for each in lines[0]._in if rng.random() < 0.3]
+        for line in lines:
+            for each in over:
+                line.close(each)
+        capacity = rng.choice((60, 100, 200))
+        admitted, plain = (line.admit(capacity, now_s) for line in lines)
+        assert admitted == plain
+        assert list(lines[0]._waiting) == list(lines[1]._waiting)
+        passes = [[min(each.num_passes, MAX_PASSES) for each in line._waiting.values()] for line in lines]
+        assert passes[0] == passes[1]
+        num_admitted += len(admitted)
+    assert num_admitted > 50
+
+
+def steps_of(act: Callable[[], Any]) -> int:
+    """Return how many lines of the line of sessions `act` runs."""
+    num_steps = 0
+
+    def on_event(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal num_steps
+        if not frame.f_code.co_filename.endswith("session_line.py"):
+            return None
+        num_steps += event == "line"
+        return on_event
+
+    before = sys.gettrace()
+    sys.settrace(on_event)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return num_steps
+
+
+def half_of_their_share(num_keys: int) -> SessionLine:
+    """A line of as many keys that wait as of those that hold their share, which stand before them, and do not fit."""
+    line = SessionLine()
+    for number in range(num_keys):
+        line.ask(Key(f"in {number}", "first"), 4, 0.0)
+    line.admit(4 * num_keys, 0.0)
+    for number in range(num_keys):
+        line.ask(Key(f"in {number}", "second"), 4, 0.0)
+    for number in range(num_keys):
+        line.ask(Key(f"new {number}", "first"), 1, 0.0)
+    return line
+
+
+def test_steps_to_let_many_in_at_once_grow_as_their_number_does() -> None:
+    few, many = half_of_their_share(50), half_of_their_share(400)
+    num_steps = steps_of(partial(few.admit, 5 * 50, 0.0))
+    assert steps_of(partial(many.admit, 5 * 400, 0.0)) < 1.2 * 8 * num_steps
+    assert [few.num_in, many.num_in] == [100, 800]
 
 
 def test_a_router_has_its_share_of_the_smaller_side_of_the_pools() -> None:

@@ -28,12 +28,14 @@ from batch_world import (
 )
 
 from diptych.common.errors import Overloaded
+from diptych.router.batches.bench import LineCall
+from diptych.router.batches.held import LostHold
 from diptych.router.batches.job import Ending
 from diptych.router.batches.jobs import Jobs
 from diptych.router.batches.log import OPEN
 from diptych.router.batches.results import Reply
 from diptych.router.batches.runner import BatchRunner
-from diptych.router.batches.work import JobWork, LineCall, LostHold
+from diptych.router.batches.work import JobWork
 
 
 def crashes() -> Iterator[tuple[int, bool]]:

@@ -12,12 +12,13 @@ from batch_world import INPUT, SPEC, Clock, Memory, Process, bench, claimed, lin
 
 from diptych.common.errors import Unavailable
 from diptych.router.batches import lanes as lanes_module
+from diptych.router.batches.bench import LineCall
 from diptych.router.batches.files import FileFacts, Files
 from diptych.router.batches.jobs import Jobs
 from diptych.router.batches.lanes import MAX_LANES, Lanes
 from diptych.router.batches.results import Reply
 from diptych.router.batches.slots import Slot
-from diptych.router.batches.work import JobWork, LineCall
+from diptych.router.batches.work import JobWork
 
 
 @pytest.fixture(autouse=True)

@@ -28,12 +28,13 @@ from batch_world import (
 
 from diptych.common.errors import Overloaded
 from diptych.router.batches import runner as runner_module
+from diptych.router.batches.bench import LineCall
 from diptych.router.batches.job import Claimed, Spec
 from diptych.router.batches.jobs import Jobs
 from diptych.router.batches.log import OPEN, Place
 from diptych.router.batches.results import Reply
 from diptych.router.batches.runner import BatchRunner
-from diptych.router.batches.work import JobWork, LineCall
+from diptych.router.batches.work import JobWork
 
 CODES = {f"line {number}" for number in range(NUM_LINES)}
 

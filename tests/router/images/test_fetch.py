@@ -256,13 +256,15 @@ def test_a_caller_whose_name_servers_are_silent_leaves_threads_to_others(monkeyp
 @in_loop
 async def test_who_gets_no_turn_in_time_is_told_so(site: Site) -> None:
     site.pages["/hangs"] = file()[:-10]
-    found = fetcher(site, timeout_s=0.3)
+    found = fetcher(site)
     found._turns = Turns(1)
     first = asyncio.create_task(refusal(found, site.url("/hangs")))
-    await asyncio.sleep(0)
+    while not site.asked:  # noqa: ASYNC110  # nobody tells
+        await asyncio.sleep(0.001)
     found._timeout_s = 0.1
     with pytest.raises(Overloaded, match="being fetched: try again soon"):
         await found.fetch(ImageInput("messages", url=site.url()))
+    site.hangs.set()
     assert await first == WORDS
 
 

@@ -371,3 +371,25 @@ def test_no_process_is_started_again_once_the_router_was_told_to_stop(monkeypatc
         return machine.num_tries
 
     assert asyncio.run(run()) == 1
+
+
+def place_in_line(address: str, session_id: str) -> int:
+    """Ask for room for a session, which there is not; return the place that it has in line."""
+    connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
+    body = {"capacity_of_str_len": 9, "session_id": session_id, "wait_s": 0.001}
+    connection.request("POST", "/open_session", json.dumps(body))
+    with connection.getresponse() as answer:
+        status, words = answer.status, json.load(answer)["error"]["message"]
+    connection.close()
+    assert status == 503, words
+    return int(words.partition("this one is number ")[2].split()[0])
+
+
+def test_processes_have_one_line_of_sessions_and_one_that_dies_takes_no_place_along(routers: Routers) -> None:
+    first, second = wait_for(lambda: len(found := sorted(routers.addresses())) == 2 and found)
+    assert [place_in_line(first, "a"), place_in_line(second, "b"), place_in_line(first, "b")] == [1, 2, 2]
+    child = routers.child_at(first)
+    child.kill()
+    assert not psutil.wait_procs([child], TIMEOUT_S)[1]
+    assert [place_in_line(second, name) for name in "cba"] == [3, 2, 1]
+    wait_for(lambda: 'session_line_waiting{process="1"} 3.0' in get(f"http://127.0.0.1:{routers.health_port}/metrics"))

@@ -124,6 +124,29 @@ def test_who_is_silent_is_not_waited_for_longer_than_a_bound_and_told_to_stop(mo
     assert sorted(encoder.aborted) == sorted(leg.room for leg in encoder.started)
 
 
+def test_a_request_that_is_cancelled_as_a_worker_refuses_asks_no_other() -> None:
+    async def test() -> None:
+        sessions = {FIRST: Encoder(says_nothing), SECOND: Encoder(says_nothing)}
+        asked: asyncio.Queue[Any] = asyncio.Queue()
+        for each in sessions.values():
+            each._answer = lambda leg, receiver: asked.put_nowait((leg, receiver))
+        asking = asyncio.ensure_future(_encoding(sessions))
+        leg, receiver = await asked.get()
+        refuses(leg, receiver)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert sum(len(each.started) for each in sessions.values()) == 1
+
+    asyncio.run(test())
+
+
+async def _encoding(sessions: dict[int, Encoder]) -> None:
+    fleet: Any = SimpleNamespace(encoders=lambda: dict.fromkeys(sessions, 0), session=sessions.__getitem__)
+    counts: Any = Counts()
+    await encoding._encode(fleet, LEG, IMAGES[0], time.monotonic() + 1000, {}, counts)
+
+
 def test_behind_one_that_says_nothing_another_is_asked_in_time(monkeypatch: Any) -> None:
     monkeypatch.setattr(encoding, "PATIENCE_S", 0.5)
     monkeypatch.setattr(encoding, "encoders_of", lambda digest, able: sorted(able))

@@ -128,7 +128,7 @@ class Silent:
     def __init__(self, says: asyncio.Event, outcome: Delta | AttemptFailed) -> None:
         self._says = says
         self._outcome = outcome
-        self.is_closed = False
+        self.closed = asyncio.Event()
 
     async def next(self) -> Delta:
         await self._says.wait()
@@ -137,7 +137,7 @@ class Silent:
         return self._outcome
 
     def close(self) -> None:
-        self.is_closed = True
+        self.closed.set()
 
 
 def test_an_attempt_that_fails_in_the_moment_of_the_answer_leaves_no_failure_unheard() -> None:
@@ -159,3 +159,22 @@ def test_an_attempt_that_fails_in_the_moment_of_the_answer_leaves_no_failure_unh
     for _ in range(20):  # which of the two is looked at first is left to chance
         asyncio.run(race())
     assert unheard == []
+
+
+def test_a_client_that_leaves_as_an_answer_comes_takes_who_answered_with_it() -> None:
+    async def test() -> None:
+        never, at_once = asyncio.Event(), asyncio.Event()
+        at_once.set()
+        first, second = Silent(never, Delta((), None)), Silent(at_once, Delta((1,), None))
+
+        async def start_second() -> Any:
+            return second
+
+        racing = asyncio.ensure_future(first_answer(first, 0.0, start_second, lambda *_: None))  # type: ignore[arg-type]
+        await first.closed.wait()  # the second one has won, and the first one is being ended
+        racing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await racing
+        assert second.closed.is_set()
+
+    asyncio.run(test())

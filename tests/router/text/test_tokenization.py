@@ -33,20 +33,23 @@ from diptych.tokens.tokenizer import Tokenizer
 NUM_THREADS = 2
 PATIENCE_S = 200
 NO_LIMIT = 10**9
+MANY = 100  # texts: more than any test has
 
 
 class SlowTokenizer(Tokenizer):
-    """Makes tokens of long texts only when it is told to, and notes how much it was given."""
+    """Makes tokens of long texts only when it is told to, of one each time, and notes how much it was given."""
 
-    go_on: threading.Event
+    go_on: threading.Semaphore
     num_begun: threading.Semaphore
+    begun: str  # the first letter of each long text
     num_chars = 0
 
     def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[list[int]]:
         self.num_chars += sum(map(len, texts))
         if max(map(len, texts)) > MAX_SHORT_STEPS:
+            self.begun += max(texts, key=len)[0]
             self.num_begun.release()
-            assert self.go_on.wait(PATIENCE_S)
+            assert self.go_on.acquire(timeout=PATIENCE_S)
         return super().encode_all(texts, add_special_tokens=add_special_tokens)
 
     def encode_pair(self, first: str, second: str) -> list[int]:
@@ -59,7 +62,7 @@ def tokenizer(byte_tokenizer: Tokenizer) -> SlowTokenizer:
     assert byte_tokenizer.chat_template is not None
     template = byte_tokenizer.chat_template.source
     tokenizer = SlowTokenizer(byte_tokenizer._backend, eos_ids=[256], chat_template=template)
-    tokenizer.go_on, tokenizer.num_begun = threading.Event(), threading.Semaphore(0)
+    tokenizer.go_on, tokenizer.num_begun, tokenizer.begun = threading.Semaphore(0), threading.Semaphore(0), ""
     return tokenizer
 
 
@@ -68,7 +71,7 @@ def tokenization(tokenizer: SlowTokenizer) -> Iterator[Tokenization]:
     model = ServedModel("m", tokenizer, 257, NO_LIMIT)
     made = Tokenization(model, at="router", num_threads=NUM_THREADS, cache_bytes=0)
     yield made
-    tokenizer.go_on.set()
+    tokenizer.go_on.release(MANY)
     made.close()
 
 
@@ -84,7 +87,7 @@ def test_long_prompts_never_hold_all_threads(tokenization: Tokenization, tokeniz
         short = asked(TextPrompt("y" * (MAX_INLINE_STEPS + 1)))
         (tokenized,) = await asyncio.wait_for(tokenization.tokenize(short, NO_LIMIT), PATIENCE_S)
         assert not any(task.done() for task in waiting)
-        tokenizer.go_on.set()
+        tokenizer.go_on.release(MANY)
         await asyncio.gather(*waiting)
         return len(tokenized.ids)
 
@@ -94,24 +97,29 @@ def test_long_prompts_never_hold_all_threads(tokenization: Tokenization, tokeniz
 def test_a_long_prompt_of_another_tenant_waits_for_one_of_a_flood(
     tokenization: Tokenization, tokenizer: SlowTokenizer
 ) -> None:
-    ended: list[str] = []
-
-    async def tokenize(tenant: str) -> None:
-        long = replace(asked(TextPrompt("x" * (MAX_SHORT_STEPS + 1))), account=Account(tenant))
+    async def tokenize(tenant: str, letter: str) -> None:
+        long = replace(asked(TextPrompt(letter * (MAX_SHORT_STEPS + 1))), account=Account(tenant))
         await tokenization.tokenize(long, NO_LIMIT)
-        ended.append(tenant)
+
+    async def in_line(count: int) -> None:
+        while tokenization._long_threads.num_waiting < count:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0)
 
     async def test() -> None:
-        flood = [asyncio.create_task(tokenize("flood")) for _ in range(10 * NUM_THREADS)]
+        flood = [asyncio.create_task(tokenize("flood", "f")) for _ in range(10 * NUM_THREADS)]
         for _ in range(NUM_THREADS):
             await asyncio.to_thread(tokenizer.num_begun.acquire)
-        bob = asyncio.create_task(tokenize("bob"))
-        await asyncio.sleep(0)
-        tokenizer.go_on.set()
+        await in_line(len(flood) - NUM_THREADS)
+        bob = asyncio.create_task(tokenize("bob", "b"))
+        await in_line(len(flood) - NUM_THREADS + 1)
+        for _ in range(2):
+            tokenizer.go_on.release()
+            await asyncio.to_thread(tokenizer.num_begun.acquire)
+        tokenizer.go_on.release(MANY)
         await asyncio.gather(bob, *flood)
 
     asyncio.run(test())
-    assert ended.index("bob") <= 2 * NUM_THREADS + 1
+    assert tokenizer.begun[: NUM_THREADS + 2] == "fffb"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +133,7 @@ def test_a_long_prompt_of_another_tenant_waits_for_one_of_a_flood(
 def test_a_prompt_that_is_far_too_long_is_refused_by_its_beginning(
     tokenization: Tokenization, tokenizer: SlowTokenizer, prompt: Prompt, param: str
 ) -> None:
-    tokenizer.go_on.set()
+    tokenizer.go_on.release(MANY)
     begun_chars = tokenizer.num_chars
     with pytest.raises(ContextLengthExceeded, match="more than 1000 tokens") as raised:
         asyncio.run(tokenization.read(asked(prompt), 1000))
@@ -143,7 +151,7 @@ def test_of_too_many_tokens_no_text_is_made_to_repeat(tokenization: Tokenization
 def test_of_texts_that_are_compared_no_more_is_looked_at_than_a_prompt_may_have(
     tokenization: Tokenization, tokenizer: SlowTokenizer, make: Callable[[str, str], Prompt], is_cut: bool
 ) -> None:
-    tokenizer.go_on.set()
+    tokenizer.go_on.release(MANY)
     pooling = PoolingParams(most_tokens=-1 if is_cut else 0)
     for texts in (("x" * 10**6, "a"), ("a", "x" * 10**6)):
         with pytest.raises(ContextLengthExceeded):

@@ -20,7 +20,7 @@ from diptych.engine.values.transfer_rules import TransferRules
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.output import FailureCode, Output
 from diptych.kvtransfer.inproc import FaultPlan
-from diptych.unified.core import max_tokens
+from diptych.unified.reserve import max_tokens
 from simulation.network import WatchedNetwork
 from simulation.requests import LAYERS, PAGE, Attempt, Leg, new_attempt, random_prompt
 from simulation.rules import Rules

@@ -59,14 +59,17 @@ def declared(said: Mapping[str, Any]) -> Declared | None:
     return Declared(code_of(found[0]), found[1], has_half, has_mins, left_out)
 
 
-def check_groups(model: ModelConfig, size: int, stored: Declared) -> None:
-    """Raise `ConfigError` where `size` ranks would divide columns that share a scale, or a byte."""
-    for name, cuts in Shard(0, size).placement(model, placement_of):
+def check_groups(model: ModelConfig, shard: Shard, stored: Declared) -> None:
+    """Raise `ConfigError` where ranks such as `shard` would divide columns that share a scale, or a byte."""
+    options = f"--tp {shard.size}"
+    if shard.network is not None:
+        options += f" with --dp-attention {shard.network.size // shard.size}"
+    for name, cuts in shard.placement(model, placement_of):
         for cut in cuts:
             num_columns, unit = cut.local.shape[-1], stored.unit(cut.full.shape[-1])
             if cut.full.split is Split.COLUMNS and num_columns % unit and stored.holds(name, cut.full.target):
                 raise ConfigError(
-                    f"--tp {size} leaves a rank {num_columns} of the {cut.full.shape[-1]} columns of {name}, which "
+                    f"{options} leaves a rank {num_columns} of the {cut.full.shape[-1]} columns of {name}, which "
                     f"divide a group of {unit} that {stored.code} codes share: give a smaller --tp, or "
                     "--quantization none"
                 )

@@ -5,9 +5,17 @@ from __future__ import annotations
 import contextlib
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
-from diptych.cli.requests.inference_client import RequestFailed, RequestOptions, addressed, check_served, stream_text
+from diptych.cli.requests.inference_client import (
+    RequestFailed,
+    RequestOptions,
+    addressed,
+    check_served,
+    read_text,
+    stream_text,
+)
 from diptych.common.config import option
 from diptych.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest
 
@@ -61,7 +69,7 @@ def main(config: ChatConfig) -> int:
         print(_HELP)
     while True:
         try:
-            line = input("\n> " if is_terminal else "").strip()
+            line = read_text(partial(input, "\n> " if is_terminal else "")).strip()
         except EOFError:
             return 0
         if line == "/quit":

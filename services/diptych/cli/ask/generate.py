@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from diptych.cli.requests.inference_client import RequestOptions, addressed, stream_text
+from diptych.cli.requests.inference_client import RequestOptions, addressed, read_text, stream_text
 from diptych.common.config import argument
 from diptych.v1 import inference_pb2
 
@@ -19,7 +19,7 @@ class GenerateConfig(RequestOptions):
 
 def main(config: GenerateConfig) -> int:
     config = addressed(config)
-    prompt = sys.stdin.read() if config.prompt == "-" else config.prompt
+    prompt = read_text(sys.stdin.read) if config.prompt == "-" else config.prompt
     request = inference_pb2.GenerateRequest(model=config.model, text=prompt, sampling=config.sampling)
     for text in stream_text(config, request):
         print(text, end="", flush=True)

@@ -115,6 +115,8 @@ async def exchange(server: Server, method: str, path: str, body: object, on_piec
                     on_piece(answer.pieces.pop(0))
     except TimeoutError:
         raise ServerError(f"no answer within {server.timeout_s:g} s") from None
+    except ConnectionRefusedError:
+        raise ServerError(f"nobody answers at {server.url}") from None
     except (OSError, httptools.HttpParserError) as error:
         raise ServerError(f"{type(error).__name__}: {error}") from None
     if answer.status != 200:

@@ -26,7 +26,9 @@ class BenchConfig(TrustConfig):
     speed of a local memory copy.
     """
 
-    what: Literal["kv"] = argument(REQUIRED, help="what to measure: kv")
+    what: Literal["kv"] = argument(
+        REQUIRED, help="what to measure: kv; or, by commands of their own: serve, batch, step"
+    )
     serve: bool = option(False, help="be the end that is written to, until Ctrl-C")
     peer: str = option("", help=f"address of the end that is written to; none: 127.0.0.1:{DEFAULT_PORT}")
     host: str = option("127.0.0.1", help="address to listen on, with --serve")

@@ -202,18 +202,21 @@ def build(config: PickerConfig) -> Serving:
 async def run(serving: Serving, stop: event_loop.Stop, *, linger_s: float, drain_s: float) -> None:
     """Serve until `stop`, and what still comes for `linger_s`. Then let what runs finish for `drain_s`."""
     await serving.server.start()
-    tasks = [asyncio.create_task(each.run()) for each in (serving.watcher, serving.picker.heartbeat)]
-    try:
-        await stop.wait()
-        serving.picker.leave()
-        await wait_or_timeout(stop.hurry, linger_s)
-        serving.health.close()  # who watches it would hold up the end
-        if drain_s > 0 and not stop.hurry.is_set():  # gRPC crashes where the end of a grace meets a stop without one
-            await _drain(serving.server, stop.hurry, drain_s)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await serving.server.stop(None)
+    async with asyncio.TaskGroup() as group:  # who can't follow routers any more would pick old ones
+        tasks = [group.create_task(each.run()) for each in (serving.watcher, serving.picker.heartbeat)]
+        try:
+            await stop.wait()
+            serving.picker.leave()
+            await wait_or_timeout(stop.hurry, linger_s)
+            serving.health.close()  # who watches it would hold up the end
+            if (
+                drain_s > 0 and not stop.hurry.is_set()
+            ):  # gRPC crashes where the end of a grace meets a stop without one
+                await _drain(serving.server, stop.hurry, drain_s)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await serving.server.stop(None)
 
 
 async def _drain(server: grpc.aio.Server, hurry: asyncio.Event, drain_s: float) -> None:

@@ -57,6 +57,13 @@ class Seen:
     only_here_pages: Mapping[int, int] = field(default_factory=dict)  # by instance id; who is missing is not known
     cluster: Cluster = NOTHING
     flipping: Mapping[int, Role] = field(default_factory=dict)  # workers that change their role just now, to which
+    unix_ns: int = 0  # time of day; 0: not known, and so are ages
+
+    @property
+    def ages_s(self) -> Mapping[int, float]:
+        """Return for how long instances have been there whose start is known, by instance id."""
+        started = {each.instance_id: each.started_unix_ns for each in self.listed if each.started_unix_ns}
+        return {each: (self.unix_ns - began_ns) / 1e9 for each, began_ns in started.items() if self.unix_ns}
 
 
 @dataclass(slots=True)
@@ -70,6 +77,7 @@ class Watcher:
     since_s: dict[Mark, float] = field(default_factory=dict)
     starts: StartTimes = field(default_factory=StartTimes)
     lens: Lens = USUAL  # of requests, lately
+    num_pages: int = MANY  # of a KV pool, as the last worker said that said something; a guess before
     last: Plan | None = None
 
     def round(self, seen: Seen) -> Scene:
@@ -89,15 +97,20 @@ class Watcher:
         self.last = made
         return Scene(made, workers, pod_of, seen.cluster)
 
+    @property
+    def capacity(self) -> Capacity:
+        """Return what a worker can do, as far as is known."""
+        return Capacity(self.step_model, self.num_pages * self.config.page_size, num_gpus=self.config.tp)
+
     def _observed(self, seen: Seen, workers: tuple[Worker, ...]) -> Observed:
-        pages = max((each.load.total_pages for each in seen.listed), default=0)
+        self.num_pages = max((each.load.total_pages for each in seen.listed), default=0) or self.num_pages
         num_queued, num_waiting = _queued(seen)
         return Observed(
             seen.now_s,
             workers,
             offered_by(self.samples, self.config.windows_s, self.lens),
             self.config.goal,
-            Capacity(self.step_model, pages * self.config.page_size or 1, num_gpus=self.config.tp),
+            self.capacity,
             self._limits(seen, workers),
             num_queued,
             round(num_waiting * (self.lens.prompt - self.lens.cached)),
@@ -121,8 +134,15 @@ class Watcher:
     def _workers(self, seen: Seen) -> tuple[Worker, ...]:
         found = [*self._members(seen), *_coming(seen)]
         marks = {(each.worker_id, each.state, each.role): each for each in found}
-        self.since_s = {mark: self.since_s.get(mark, seen.now_s) for mark in marks}
+        ages_s = {} if self.last else seen.ages_s
+        self.since_s = {mark: self.since_s.get(mark, self._served_since_s(mark, seen.now_s, ages_s)) for mark in marks}
         return tuple(replace(each, since_s=self.since_s[mark]) for mark, each in marks.items())
+
+    def _served_since_s(self, mark: Mark, now_s: float, ages_s: Mapping[int, float]) -> float:
+        """Return since when a worker is as it is, that was not known so before; its age counts from its start on."""
+        worker_id, state, _ = mark
+        age_s = ages_s.get(worker_id, 0.0) if state is WorkerState.READY else 0.0
+        return now_s - max(0.0, age_s - self.config.start_s)
 
     def _members(self, seen: Seen) -> Iterable[Worker]:
         """Yield those that bootstrap lists, in the state that whoever knows more of them says."""

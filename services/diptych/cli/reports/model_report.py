@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -51,7 +51,7 @@ class Plan:
     integers_by_name: Mapping[str, IntegerLayout] = field(default_factory=dict)  # of the matrices of a GGUF file
     has_fp8: bool = False  # as the matrices of layers are, stored or made so
     gpus_per_node: int = 0  # 0: nobody asked
-    num_sharing: int = 1  # schedulers that share experts, each with `tp` GPUs
+    num_sharing: int = 1  # schedulers that share experts, or networks, each with `tp` GPUs
     tps: Sequence[int] = ()  # that the model divides by, and its nodes' GPUs as well, ascending
     pp: int = 1  # stages, each with `tp` GPUs
 
@@ -88,7 +88,7 @@ def fit(model: ModelConfig, plan: Plan) -> Fit:
 
 def stage_fits(model: ModelConfig, plan: Plan) -> list[StageFit]:
     """Return what a GPU of each stage has; without stages there is one. Raises `ConfigError`."""
-    shard = Shard(0, plan.tp, whole_experts=plan.num_sharing > 1, owned=_owned(model, plan))
+    shard = shard_of(model, plan.tp, plan.num_sharing)
     part = replace(shard.config(model), vocab_size=shard.vocab_rows(model.vocab_size))
     return [_stage_fit(part, plan, shard, layers) for layers in stage_layers(model, plan.pp)]
 
@@ -105,12 +105,14 @@ def _stage_fit(part: ModelConfig, plan: Plan, shard: Shard, layers: range) -> St
     return StageFit(layers, weights, whole_layout(own, plan.page_size, plan.kv_dtype).page_nbytes)
 
 
-def _owned(model: ModelConfig, plan: Plan) -> Callable[[int], range] | None:
-    """Return the experts of a GPU that has the most, where schedulers share them."""
-    if plan.num_sharing == 1 or model.moe is None:
-        return None
-    most = range(-(-model.moe.num_experts // (plan.tp * plan.num_sharing)))
-    return lambda layer: most
+def shard_of(model: ModelConfig, tp: int, num_sharing: int) -> Shard:
+    """Return the GPU that has the most of a model, where so many schedulers share experts, or networks."""
+    if num_sharing == 1:
+        return Shard(0, tp)
+    if model.moe is None or not model.has_experts:
+        return Shard(0, tp, network=Shard(0, tp * num_sharing))
+    most = range(-(-model.moe.num_experts // (tp * num_sharing)))
+    return Shard(0, tp, whole_experts=True, owned=lambda layer: most)
 
 
 def smallest_worker(model: ModelConfig, plan: Plan) -> int:
@@ -215,14 +217,14 @@ def _facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     yield "layers", f"{model.num_layers}{_experts(model)}"
     yield "context", f"{model.context_len:,} tokens"
     yield "parameters", _billions(total) + (f", of which a token meets {_billions(active)}" if active < total else "")
-    yield from _tower_facts(model)
+    yield from _tower_facts(model, plan)
     yield from _kv_facts(model, plan)
     if model.recurrent is not None:
         size, num_layers = state_nbytes(model.recurrent, STATE_DTYPE), len(model.recurrent.layers)
         yield "state", f"{_size(size)} a request, in {num_layers} layers that keep no KV"
     yield (
         f"{plan.num_gpus} GPU{'s' if plan.num_gpus > 1 else ''}",
-        _on_gpus(fit(model, plan), plan, window_pages(model, 1).most_live(plan.page_size)),
+        _on_gpus(model, plan),
     )
     if plan.pp > 1:
         yield from _stage_facts(model, plan)
@@ -245,11 +247,12 @@ def _tower_json(model: ModelConfig) -> dict[str, int] | None:
     }
 
 
-def _tower_facts(model: ModelConfig) -> Iterator[tuple[str, str]]:
+def _tower_facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     found = _tower_json(model)
     if found is None or model.vision is None:
         return
-    weights = f"{_billions(found['parameters'])} of the parameters, {_size(found['weights_bytes'])} on every rank"
+    ranks = "every rank" if plan.pp == 1 else "every rank of the first stage"
+    weights = f"{_billions(found['parameters'])} of the parameters, {_size(found['weights_bytes'])} on {ranks}"
     yield "images", f"a tower with {weights}"
     step, least, most = model.vision.step, found["least_image_tokens"], found["most_image_tokens"]
     an_image = f"{most:,}" if least == most else f"{least:,} to {most:,}"
@@ -295,15 +298,16 @@ def _experts(model: ModelConfig) -> str:
     return f", {moe.num_experts} experts{dense}: a token passes {moe.experts_per_token}{shared}"
 
 
-def _on_gpus(found: Fit, plan: Plan, num_windowed: int) -> str:
-    """`num_windowed`: pages of a request in layers whose windows have their own."""
+def _on_gpus(model: ModelConfig, plan: Plan) -> str:
+    found, num_windowed = fit(model, plan), window_pages(model, 1).most_live(plan.page_size)
+    shared = "experts" if model.has_experts else "feed-forward networks"
     gpu = f"of {plan.gpu_gib:g} GiB{', each' if plan.num_gpus > 1 else ''}: weights {_size(found.weights)} in bfloat16"
     gpu += ", experts in MXFP4" if plan.has_mxfp4 else ""
     gpu += ", experts in INT4" if plan.int4_group is not None else ""
     gpu += ", matrices of layers in FP8" if plan.has_fp8 else ""
     gpu += f", matrices of layers in INT{plan.integers.bits}" if plan.integers else ""
     gpu += ", integers as stored" if plan.integers_by_name else ""
-    gpu += f", a part of the experts of {plan.num_sharing} schedulers" if plan.num_sharing > 1 else ""
+    gpu += f", a part of the {shared} of {plan.num_sharing} schedulers" if plan.num_sharing > 1 else ""
     if not found.pages:
         return f"{gpu}, which do not fit beside a KV pool: give a larger --tp, --pp or --gpu-gib"
     tokens = found.pages * plan.page_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -51,6 +51,16 @@ class RequestOptions:
             seed=self.seed,
             stop=[self.stop] if self.stop else [],
         )
+
+
+def read_text(read: Callable[[], str]) -> str:
+    """Return what `read` takes from standard input. Raises `ConfigError` where that is no UTF-8."""
+    try:
+        text = read()
+        text.encode()
+    except UnicodeError:
+        raise ConfigError("standard input is no UTF-8: convert it first, as with `iconv -t utf-8`") from None
+    return text
 
 
 Options = TypeVar("Options", bound=RequestOptions)

@@ -95,6 +95,7 @@ class UpConfig(TrustConfig, KeyConfig):
             raise ConfigError(f"--nodes must be at least 1, not {self.nodes}")
         if self.unified + self.prefill < 1:
             raise ConfigError("--prefill must be at least 1 without --unified: a request needs it")
+        _ = self.workers  # raises for options that can't be read
         self.check_access(self.host, is_insecure=self.insecure)
         check_names(self.served_model_name)
         check_max_model_len(self.max_model_len)
@@ -129,7 +130,7 @@ class UpConfig(TrustConfig, KeyConfig):
 
     @property
     def workers(self) -> tuple[Workers, ...]:
-        """What to run of each role."""
+        """What to run of each role. Raises `ConfigError`."""
         asked = (
             ("prefill", self.prefill, self.prefill_options),
             ("decode", self.decode, self.decode_options),
@@ -137,7 +138,15 @@ class UpConfig(TrustConfig, KeyConfig):
             ("encode", self.encode, self.encode_options),
         )
         device = ("--device", self.device)
-        return tuple(Workers(role, count, (*device, *shlex.split(more))) for role, count, more in asked if count)
+        return tuple(Workers(role, count, (*device, *_words(role, more))) for role, count, more in asked if count)
+
+
+def _words(role: str, options: str) -> list[str]:
+    """Return options as a shell reads them. Raises `ConfigError`."""
+    try:
+        return shlex.split(options)
+    except ValueError:
+        raise ConfigError(f"--{role}-options has a quotation mark too few: {options}") from None
 
 
 def main(config: UpConfig) -> int:

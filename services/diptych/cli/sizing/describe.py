@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.fair_shares import check_divides, check_experts
+from diptych.architectures.fair_shares import check_divides, check_shared
 from diptych.architectures.registry import from_hf
 from diptych.architectures.stages import check_stages
 from diptych.checkpoints.gguf_model import GgufModel
 from diptych.checkpoints.hf_folder import quantization_of, read_scheme, with_processor
 from diptych.checkpoints.quantization.declared import Declared, check_groups, declared
-from diptych.cli.reports.model_report import Plan, as_json, as_text
+from diptych.cli.reports.model_report import Plan, as_json, as_text, shard_of
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
 from diptych.common.json_file import read_json
@@ -40,7 +40,9 @@ class DescribeConfig:
     gpu_memory_share: float = option(0.9, help="of it, as workers are given it")
     tp: int = option(1, help="GPUs of a worker")
     pp: int = option(1, help="stages of a worker, each with --tp GPUs")
-    dp_attention: int = option(1, help="schedulers of a worker that share experts (--dp), each with --tp GPUs; 1: none")
+    dp_attention: int = option(
+        1, help="schedulers of a worker that share experts or networks (--dp), each with --tp GPUs"
+    )
     gpus_per_node: int = option(0, help="GPUs of a machine, to say which group of them is large enough; 0: not said")
     page_size: int = option(16, help="tokens a KV page")
     kv_cache_dtype: str = option("bfloat16", help="of keys and values: bfloat16 or fp8_e4m3, for example")
@@ -67,14 +69,10 @@ def main(config: DescribeConfig) -> int:
     """Print the description; return the exit code."""
     path = Path(config.model).expanduser()
     model = replace(read(path), keeps_all=config.kv_windows == "keep")
-    check_divides(model, config.tp)
     check_stages(model, config.pp)
-    if config.dp_attention > 1:
-        check_experts(model, config.tp * config.dp_attention)
     stored = stored_as(path, model.model_id)
     kept = None if config.quantization == "none" else stored
-    if kept and config.tp > 1:
-        check_groups(model, config.tp, kept)
+    check_ranks(model, kept, config.tp, config.dp_attention)
     plan = Plan(
         config.gpu_gib,
         config.gpu_memory_share,
@@ -98,7 +96,7 @@ def main(config: DescribeConfig) -> int:
 def _tps(model: ModelConfig, kept: Declared | None, config: DescribeConfig) -> list[int]:
     """Return the GPUs of a stage that the model divides by: of a worker on one node, or on several that are full."""
     most = config.gpus_per_node * MAX_NODES // config.pp
-    return [tp for tp in range(1, most + 1) if _is_placed(tp, config) and _divides(model, kept, tp)]
+    return [tp for tp in range(1, most + 1) if _is_placed(tp, config) and _divides(model, kept, tp, config)]
 
 
 def _is_placed(tp: int, config: DescribeConfig) -> bool:
@@ -109,14 +107,21 @@ def _is_placed(tp: int, config: DescribeConfig) -> bool:
     return True
 
 
-def _divides(model: ModelConfig, kept: Declared | None, tp: int) -> bool:
+def _divides(model: ModelConfig, kept: Declared | None, tp: int, config: DescribeConfig) -> bool:
     try:
-        check_divides(model, tp)
-        if kept and tp > 1:
-            check_groups(model, tp, kept)
+        check_ranks(model, kept, tp, config.dp_attention)
     except ConfigError:
         return False
     return True
+
+
+def check_ranks(model: ModelConfig, kept: Declared | None, tp: int, num_sharing: int) -> None:
+    """Raise `ConfigError` unless schedulers of so many ranks can share a model whose matrices are `kept` so."""
+    check_divides(model, tp)
+    if num_sharing > 1:
+        check_shared(model, tp * num_sharing)
+    if kept and tp * num_sharing > 1:
+        check_groups(model, shard_of(model, tp, num_sharing), kept)
 
 
 def read(path: Path) -> ModelConfig:

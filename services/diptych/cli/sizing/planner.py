@@ -77,7 +77,7 @@ def main(config: PlannerConfig) -> int:
         flipping = hands.flipping if hands else {}
         routers, cached = counted(listed, config.goal), only_here(listed, trust)
         cluster = cluster_of(api, config.selector) if api else NOTHING  # last: writes are refused once it has changed
-        scene = watcher.round(Seen(time.monotonic(), listed, routers, cached, cluster, flipping))
+        scene = watcher.round(Seen(time.monotonic(), listed, routers, cached, cluster, flipping, time.time_ns()))
         metrics.show(scene.plan)
         if hands:
             asked = orders(scene)

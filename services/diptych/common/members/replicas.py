@@ -30,13 +30,13 @@ def resolve(host: str, port: int) -> Sequence[str]:
 
 
 def check_replicas(given: Sequence[str]) -> None:
-    """Raise `ConfigError` unless there is an address, and each name has a port."""
+    """Raise `ConfigError` unless there is an address, and each has a port."""
     if not given:
         raise ConfigError("--bootstrap names no replica: give host:port")
-    for name in filter(_is_name, given):
-        host, port = _parts(name)
+    for address in given:
+        host, port = _parts(address)
         if not (_can_be_asked_for(host) and port.isdecimal() and int(port) < 2**16):
-            raise ConfigError(f"--bootstrap takes host:port or {NAME}NAME:PORT, not {name!r}")
+            raise ConfigError(f"--bootstrap takes host:port or {NAME}NAME:PORT, not {address!r}")
 
 
 def replicas_of(given: Sequence[str], resolve: Resolve = resolve) -> list[str]:

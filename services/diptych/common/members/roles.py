@@ -56,11 +56,7 @@ class Role(enum.Enum):
         return _WIRE_ROLES[self]
 
     def serves(self, kind: LegKind) -> bool:
-        if kind is LegKind.POOL:
-            return self not in (Role.DECODE, Role.ENCODE)
-        if kind is LegKind.ENCODE:
-            return self is Role.ENCODE
-        return self is Role.UNIFIED or kind.value == self.value
+        return kind in _SERVED[self]
 
     def sends_to(self, other: Role) -> bool:
         """Whether KV of prompts may move from a worker of this role to one of the other."""
@@ -105,6 +101,13 @@ _WIRE_ROLES: Final[Mapping[Role, bootstrap_pb2.Role]] = {
     Role.DECODE: bootstrap_pb2.ROLE_DECODE,
     Role.UNIFIED: bootstrap_pb2.ROLE_UNIFIED,
     Role.ENCODE: bootstrap_pb2.ROLE_ENCODE,
+}
+_SERVED: Final[Mapping[Role, frozenset[LegKind]]] = {
+    Role.PREFILL: frozenset({LegKind.PREFILL, LegKind.POOL}),
+    Role.DECODE: frozenset({LegKind.DECODE}),
+    Role.UNIFIED: frozenset({LegKind.PREFILL, LegKind.DECODE, LegKind.LOCAL, LegKind.POOL}),
+    Role.ENCODE: frozenset({LegKind.ENCODE}),
+    Role.LOCAL: frozenset({LegKind.LOCAL, LegKind.POOL}),
 }
 
 WORKER_ROLES: Final[Mapping[int, Role]] = MappingProxyType({number: role for role, number in _WIRE_ROLES.items()})

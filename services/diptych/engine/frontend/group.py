@@ -7,11 +7,11 @@ ends with `SchedulerDied`, as if the whole worker had died, and routers place it
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
+from diptych.common.event_loop import wait_or_timeout
 from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.members.terms import terms_of
@@ -177,8 +177,7 @@ class WorkerGroup:
     async def wait_for_link(self, timeout_s: float) -> str:
         """Wait until it is ready, if a peer is known to wait for; return why it is not."""
         if self._readiness.is_pending and self.peers.num_known:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ready_news.wait(), timeout_s)
+            await wait_or_timeout(self._ready_news, timeout_s)
         return self._instance.not_ready
 
     async def session(

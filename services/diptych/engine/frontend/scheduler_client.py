@@ -87,6 +87,7 @@ class SchedulerClient:
         self.heartbeat = heartbeat  # of the loop
         self._is_ready = False
         self._early: list[engine_pb2.SchedulerCommands] = []  # before it is ready, hence maybe not connected yet
+        self._last_reading = asyncio.Lock()  # held while the channel may not be closed: last words are read
 
     def absence(self) -> str:
         """Say whether a process of it was stopped, here or elsewhere, or a node is not heard; empty: none of it."""
@@ -124,10 +125,13 @@ class SchedulerClient:
         """Yield what the scheduler says, until `stop`; raise `SchedulerDied` when it ends on its own."""
         lost = asyncio.shield(self._company.lost)
         ends: list[asyncio.Future[Any]] = [lost, *(asyncio.ensure_future(each.wait()) for each in self._processes)]
+        message: asyncio.Future[bytes] | None = None
         try:
-            while True:
+            while not self._socket.closed:
                 message = asyncio.ensure_future(self._socket.recv())
                 await asyncio.wait((message, *ends), return_when=asyncio.FIRST_COMPLETED)
+                if message.cancelled():
+                    return  # the channel was closed
                 if not message.done():
                     message.cancel()
                     raise await (self._desert(lost.result()) if lost.done() else self._death(""))
@@ -136,13 +140,20 @@ class SchedulerClient:
                     raise await self._death(events.fatal)
                 yield events
         finally:
+            if message is not None:
+                message.cancel()  # it would take what the next one who listens waits for
             for end in ends:
                 end.cancel()
 
     async def send(self, commands: engine_pb2.SchedulerCommands) -> None:
-        """Send to the scheduler; what is said before it is ready, it hears first of all then."""
+        """Send to the scheduler; what is said before it is ready, it hears first of all then.
+
+        It may have been stopped: routers' sessions end behind it, and have their rooms aborted.
+        """
         if not self._is_ready:
             self._early.append(commands)
+            return
+        if self._socket.closed:
             return
         try:
             await self._socket.send(commands.SerializeToString(), zmq.NOBLOCK)
@@ -162,7 +173,8 @@ class SchedulerClient:
                 logger.warning("the scheduler did not stop within %g s: killing it, where it is now:", _STOP_TIMEOUT_S)
                 await self._tell_stacks()
         await self._kill()
-        self._socket.close(linger=0)
+        async with self._last_reading:
+            self._socket.close(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _death(self, fatal: str) -> SchedulerDied:
@@ -194,8 +206,9 @@ class SchedulerClient:
     async def _last_words(self) -> str:
         """Return why rank 0 ended, if it said so: its end may be noticed before what it said is here."""
         fatal = ""
-        while not fatal and await self._socket.poll(_ON_THE_WAY_MS):
-            fatal = engine_pb2.SchedulerEvents.FromString(await self._socket.recv()).fatal
+        async with self._last_reading:
+            while not fatal and not self._socket.closed and await self._socket.poll(_ON_THE_WAY_MS):
+                fatal = engine_pb2.SchedulerEvents.FromString(await self._socket.recv()).fatal
         return fatal
 
     async def _all_end(self, timeout_s: float) -> bool:

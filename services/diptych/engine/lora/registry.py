@@ -22,7 +22,7 @@ EMBEDDING: Final = "embed"  # which is looked up
 OUTPUT: Final = "lm_head"  # which is the embedding again in some models, to which an adapter is one of its own
 WITHOUT_ADAPTERS: Final = (
     "this worker takes no adapters: start it with --max-loras above 0 "
-    "and without --deterministic, --dp-attention, --pp above 1 and --device sim"
+    "and without --deterministic, --dp-attention and --device sim"
 )
 NO_ADAPTER: Final = -1  # in place of a number, or of a slot
 

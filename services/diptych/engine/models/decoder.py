@@ -19,7 +19,7 @@ from diptych.engine.models.ends import RELEASED, new_ends
 from diptych.engine.models.layer import Layer, new_layer
 from diptych.engine.models.layers.attention import Projections
 from diptych.engine.models.layers.buffers import Buffers, Widths
-from diptych.engine.models.layers.layer_communicator import LayerCommunicator, Stream
+from diptych.engine.models.layers.layer_communicator import LayerCommunicator, Layout, Stream
 from diptych.engine.models.layers.recurrent import trials
 from diptych.engine.models.layers.recurrent.trials import LayerStates
 from diptych.engine.models.layers.row_joint import HeadJoint, RowJoint
@@ -269,7 +269,7 @@ class Decoder:
         """From tokens to the first attention; return this rank's rows of the residual stream."""
         batch, rows, buffers, first = own.batch, own.rows, own.buffers[0], own.layers[0]
         x = self._ends.embedded(batch.input_ids) if self._config.has_first_layer else self._received(batch.input_ids)
-        own.place_rows(x, are_given=self._config.has_first_layer)
+        own.place_rows(x)
         if self._joint is not None:
             assert rows is not None
             assert batch.rows_before is not None
@@ -331,7 +331,9 @@ class Decoder:
     def _project_out(self, layer: Layer, attention: Projections, stream: Stream, buffers: Buffers) -> None:
         found = attention.project_out(buffers)
         next_norm = layer.next_norm if layer.ffn is None else layer.ffn_norm
-        self._communicator.add(stream, found, buffers.delta, layer.attention_post_norm, next_norm, buffers.normed)
+        wanted = Layout.WHOLE if layer.ffn is None else layer.ffn.reads(len(buffers.normed))
+        added = buffers.delta, layer.attention_post_norm, next_norm, buffers.normed
+        self._communicator.add(stream, found, *added, wanted)
 
 
 def _new_tower(config: ModelConfig, weights: Weights, dtype: torch.dtype) -> VisionTower:

@@ -20,6 +20,7 @@ from diptych.engine.models.layers.mlp import FeedForward, Mlp
 from diptych.engine.models.layers.moe import MoeBlock
 from diptych.engine.models.layers.norm import Norm, RmsNorm, new_norm
 from diptych.engine.models.layers.query_growth import Growth, new_growth
+from diptych.engine.models.layers.spread_mlp import SpreadMlp
 from diptych.engine.models.matrices.weights import Weights
 from diptych.engine.models.operations import Operation
 
@@ -61,8 +62,9 @@ def new_layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> La
     has_next = config.has_last_layer if is_last else config.pre_norms  # the next stage has that of its first layer
     next_norm = new_norm(config, weights, ops, name) if has_next else None
     end = None
-    if config.layer_scales and next_norm is not None:
-        end, next_norm = LayerEnd.build(config, weights, ops, index, weights.norm(name)), None
+    if config.layer_scales:
+        of_next = None if next_norm is None else weights.norm(name)
+        end, next_norm = LayerEnd.build(config, weights, ops, index, of_next), None
     mixer = new_mixer(config, weights, ops, index) if config.is_recurrent(index) else None
     is_whole = config.looks_back(index) and config.has_ffn(index)
     return Layer(
@@ -71,20 +73,21 @@ def new_layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> La
         growth=new_growth(config, weights, index, weights.device),
         attention_post_norm=weights.norm(f"{index}.attention_post_norm") if config.post_norms else None,
         ffn_norm=_ffn_norm(config, weights, ops, index) if is_whole else None,
-        ffn=_ffn(config, index).build(config, weights, ops, index) if config.has_ffn(index) else None,
+        ffn=_ffn(config, ops, index).build(config, weights, ops, index) if config.has_ffn(index) else None,
         ffn_post_norm=weights.norm(f"{index}.ffn_post_norm") if config.post_norms else None,
         next_norm=next_norm,
         end=end,
     )
 
 
-def _ffn(config: ModelConfig, layer: int) -> type[Mlp | MoeBlock | DenseBesideMoe]:
+def _ffn(config: ModelConfig, ops: Ops, layer: int) -> type[Mlp | SpreadMlp | MoeBlock | DenseBesideMoe]:
+    """In a model with experts these are what schedulers share, and each has the networks of other layers."""
     if not config.is_moe(layer):
-        return Mlp
+        return Mlp if ops.ranks.experts is None or config.has_experts else SpreadMlp
     return DenseBesideMoe if config.moe is not None and config.moe.beside_dense else MoeBlock
 
 
 def _ffn_norm(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> Norm | None:
-    if _ffn(config, layer) is DenseBesideMoe:  # which has a norm for each of its parts
+    if _ffn(config, ops, layer) is DenseBesideMoe:  # which has a norm for each of its parts
         return RmsNorm(ops, torch.ones_like(weights.norm(f"{layer}.dense_norm")), config.rms_norm_eps)
     return new_norm(config, weights, ops, f"{layer}.ffn_norm") if config.pre_norms else None

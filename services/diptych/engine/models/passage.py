@@ -59,12 +59,12 @@ class Passage:
     stream: Stream = field(init=False)
     logits: Tensor = field(init=False)
 
-    def place_rows(self, x: Tensor, *, are_given: bool) -> None:
-        """Write the rows that stand in place of tokens; `are_given`: also those that clients gave."""
+    def place_rows(self, x: Tensor) -> None:
+        """Write the rows that stand in place of tokens: of images, and those that clients gave."""
         batch = self.batch
         if batch.image_tokens is not None and batch.image_rows is not None:
             x[batch.image_tokens] = batch.image_rows[0]
-        if batch.embed_tokens is not None and batch.embed_rows is not None and are_given:
+        if batch.embed_tokens is not None and batch.embed_rows is not None:
             x[batch.embed_tokens] = batch.embed_rows
 
     def attend(self, index: int, place: int) -> None:

@@ -128,8 +128,10 @@ class GroupLeader(rank_pb2_grpc.NodeGroupServicer):
     async def _has_news(self, end: asyncio.Future[None]) -> bool:
         """Wait for a beat's time, or until more is said or `end`, and return whether one of both came."""
         news = asyncio.ensure_future(self._news.wait())
-        done, _ = await asyncio.wait((news, end), timeout=BEAT_S, return_when=asyncio.FIRST_COMPLETED)
-        news.cancel()
+        try:
+            done, _ = await asyncio.wait((news, end), timeout=BEAT_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
         return bool(done)
 
     async def _read(self, node: int, said: AsyncIterator[NodeSays]) -> None:

@@ -103,7 +103,8 @@ class EngineOptions:
     dp: int = option(1, help="schedulers side by side, each with all weights (data parallel)", group="engine")
     dp_attention: bool = option(
         False,
-        help="schedulers of --dp share one set of experts, and step at once; attention and KV are each one's own",
+        help="schedulers of --dp share one set of experts, or of a dense model its feed-forward networks, and step at"
+        " once; attention and KV are each one's own",
         group="engine",
     )
     redundant_experts: int = option(
@@ -120,7 +121,7 @@ class EngineOptions:
     overlap_batches: int = option(
         0,
         help="steps of --dp-attention with so many tokens are computed in halves: one computes while tokens of"
-        " the other travel to experts; 0: none are",
+        " the other travel to experts, or to other ranks; 0: none are",
         group="engine",
     )
     num_threads: int = option(1, help="CPU threads for the model, of each process", group="engine")
@@ -233,9 +234,9 @@ class EngineOptions:
                     raise ConfigError(f"--{name.replace('_', '-')} is for --dp-attention: give that, too")
             return
         if self.dp == 1:
-            raise ConfigError("--dp-attention needs --dp above 1: the schedulers that share experts")
+            raise ConfigError("--dp-attention needs --dp above 1: the schedulers that share experts, or networks")
         if self.device == "sim":
-            raise ConfigError("--device sim computes no experts that schedulers could share: leave out --dp-attention")
+            raise ConfigError("--device sim computes nothing that schedulers could share: leave out --dp-attention")
         if self.overlap == "on" and self.device == "cpu":
             raise ConfigError("--overlap on is not for --dp-attention on CPUs, where all step at once: leave it out")
         if parse_speculate(self.speculate).has_layers:
@@ -270,12 +271,6 @@ class EngineOptions:
         if parse_speculate(self.speculate).has_layers:
             words = "whose layers read those of the whole model: give suffix or ngram"
             raise ConfigError(f"--pp does not take --speculate {self.speculate}, {words}")
-        if self.lora:
-            raise ConfigError(
-                "--pp takes no adapters, which change layers of all stages: leave out --lora, or give --tp"
-            )
-        if self.deterministic:
-            raise ConfigError("--deterministic is not for --pp yet: leave out one of them")
 
     def _check_timing(self) -> None:
         if self.sim_timing == USUAL_TIMING:  # as of every worker that computes, which needs no model of steps for it
@@ -380,7 +375,7 @@ class EngineOptions:
 
     @property
     def num_lora_slots(self) -> int:
-        takes_none = self.device == "sim" or self.deterministic or self.dp_attention or self.pp > 1
+        takes_none = self.device == "sim" or self.deterministic or self.dp_attention
         return 0 if takes_none else self.max_loras
 
     @property

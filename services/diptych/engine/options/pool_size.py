@@ -16,6 +16,7 @@ from diptych.engine.values.kv_regions import (
     cell_nbytes,
     given_nbytes,
     kv_layout,
+    kv_regions,
     state_nbytes,
     window_pages,
     with_states,
@@ -52,11 +53,13 @@ def pool_layout(
 
 
 def largest_page_nbytes(layout: PoolLayout, model: ModelConfig, options: EngineOptions) -> int:
-    """Return the bytes of a page of the stage of `model` with the most layers; `layout`: of any rank's pool."""
+    """Return the bytes of a page of the stage of `model` with the largest; `layout`: of any rank's pool."""
     if options.pp == 1:
         return layout.page_nbytes
-    most = max(num_attending for num_attending, _ in _kept_layers(model, options.pp))
-    return most * layout.sole_region.layer_nbytes(layout.page_size)
+    of_layer = [region.layer_nbytes(layout.page_size) for region in layout.regions]
+    stages = (of_stage(model, layers) for layers in stage_layers(model, options.pp))
+    kept = (kv_regions(stage, layout.dtype) for stage in stages)
+    return max(sum(len(each.layers) * nbytes for each, nbytes in zip(own, of_layer, strict=True)) for own in kept)
 
 
 def rank_share(layout: PoolLayout, nbytes: int) -> int:
@@ -64,8 +67,8 @@ def rank_share(layout: PoolLayout, nbytes: int) -> int:
 
     So all ranks have room for as many pages.
     """
-    region = layout.regions[0]
-    return nbytes * len(region.layers) // (len(region.model_layers) * layout.num_ranks)
+    of_all = sum(len(region.model_layers) * region.layer_nbytes(layout.page_size) for region in layout.regions)
+    return nbytes * layout.page_nbytes // (of_all * layout.num_ranks)
 
 
 def _kept_layers(model: ModelConfig, num_stages: int) -> list[tuple[int, int]]:

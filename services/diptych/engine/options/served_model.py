@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from diptych.architectures.fair_shares import check_divides, check_experts
+from diptych.architectures.fair_shares import check_divides, check_experts, check_shared
 from diptych.checkpoints.source import ChangedModel, ModelSource, bounded, keeping_all, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.options.speculation import Speculation, parse_speculate
@@ -16,15 +16,15 @@ from diptych.generation.request_groups import OF_HEAD
 if TYPE_CHECKING:
     from diptych.engine.options.config import EngineOptions
 
+OF_EXPERTS: Final = ("redundant_experts", "rebalance_experts")  # options that mean nothing where there are none
+
 
 def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
     """Return `source` with the context, the windows and the draft layers that `options` say. Raises `ConfigError`."""
-    if options.expert_parallel or options.dp_attention:
-        num_ranks = options.tp * (options.dp if options.dp_attention else 1)
-        check_experts(source.config, num_ranks)
-        most = (source.config.moe.num_experts if source.config.moe else 0) * (num_ranks - 1)
-        if options.redundant_experts > most:
-            raise ConfigError(f"--redundant-experts {options.redundant_experts} are more than {most}: all on all ranks")
+    if options.expert_parallel:
+        check_experts(source.config, options.tp)
+    if options.dp_attention:
+        _check_shared(source, options)
     _check_rows(source, options)
     if options.overlap_batches and source.config.recurrent is not None:
         words = "whose states are of a whole step: leave it out"
@@ -44,6 +44,20 @@ def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
 
     layers = DraftLayers(draft.config, draft.config.num_kv_heads)
     return ChangedModel(served, replace(served.config, draft=layers))
+
+
+def _check_shared(source: ModelSource, options: EngineOptions) -> None:
+    """Raises `ConfigError` for what schedulers with attention of their own can't share."""
+    num_ranks, moe = options.tp * options.dp, source.config.moe
+    check_shared(source.config, num_ranks)
+    if moe is None or not source.config.has_experts:
+        for name in OF_EXPERTS:
+            if getattr(options, name):
+                raise ConfigError(f"{source.config.model_id} has no experts: leave out --{name.replace('_', '-')}")
+        return
+    most = moe.num_experts * (num_ranks - 1)
+    if options.redundant_experts > most:
+        raise ConfigError(f"--redundant-experts {options.redundant_experts} are more than {most}: all on all ranks")
 
 
 def _check_rows(source: ModelSource, options: EngineOptions) -> None:

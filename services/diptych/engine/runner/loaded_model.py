@@ -130,8 +130,10 @@ class LoadedModel:
 
     def with_rows(self, staged: StagedBatch, on_tower_layer: Callable[[], None]) -> StagedBatch:
         """Return the step with the rows that stand in place of tokens: of images, which are encoded if they are not
-        there, and those that clients gave.
+        there, and those that clients gave. Behind the first stage of a pipeline they come with all others.
         """
+        if not self.config.has_first_layer:
+            return staged
         given = staged.host.embeds
         if given is not None:
             tokens, rows = brought(given.tokens, staged.input_ids.device), self._given(given.values)
@@ -274,7 +276,8 @@ def load_model(
         weights = load(part.config, placement, as_kept(part.tensors, options), ops, dtype, kv.device)
         weights = weights.beside({name: each for name, each in (shared or {}).items() if not weights.has(name)})
         _fill(sinks, chain(*part.config.attending.layers_by_kind), weights)
-        loras = Loras(part.config.num_layers, _adapters_of(part.adapted, options, dtype, kv.device), backend.low_rank)
+        late_layer = part.config.num_layers - 1 if part.config.has_last_layer else None
+        loras = Loras(late_layer, _adapters_of(part.adapted, options, dtype, kv.device), backend.low_rank)
         wrapped = weights.wrapped(loras.wrap)
         encodes = part.config.encoder is not None
         stages = None if communicator is None else communicator.stages

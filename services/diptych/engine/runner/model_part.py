@@ -8,7 +8,7 @@ from functools import partial
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.next_layer import placement_of
-from diptych.architectures.placement import Placed
+from diptych.architectures.placement import Placed, with_output
 from diptych.architectures.stages import stage_layers
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.shard import Shard, cut_tensors
@@ -28,7 +28,7 @@ class ModelPart:
     placement: Iterable[Placed]
     tensors: Iterable[tuple[str, Stored]]
     wrap: Callable[[Ops], Ops]
-    adapted: Iterable[Placed]  # the same as `placement`, as adapters see it
+    adapted: Iterable[Placed]  # as adapters see it, see `adapted_placement`
 
     @staticmethod
     def of(source: ModelSource, communicator: Communicator | None, *, whole_experts: bool = False) -> ModelPart:
@@ -38,24 +38,28 @@ class ModelPart:
         """
         place = placement_of(source.config)
         if communicator is None:
-            return ModelPart(
-                source.config, place(source.config), source.tensors(), lambda ops: ops, place(source.config)
-            )
-        experts, moe = communicator.experts, source.config.moe
-        if experts is None or moe is None:
-            layers = own_layers(source.config, communicator.stages)
-            shard = Shard(communicator.rank, communicator.size, whole_experts, layers=layers)
-        else:
-            owned = partial(experts.own, num_experts=moe.num_experts)
-            shard = Shard(communicator.rank, communicator.size, whole_experts=True, owned=owned)
+            adapted = with_output(place(source.config))
+            return ModelPart(source.config, place(source.config), source.tensors(), lambda ops: ops, adapted)
+        shard = _shard(source.config, communicator, whole_experts)
         cuts = shard.placement(source.config, place)
         return ModelPart(
             config=shard.config(source.config),
             placement=[(name, tuple(cut.local for cut in each)) for name, each in cuts if each],
             tensors=cut_tensors(source.tensors(), cuts),
-            wrap=lambda ops: TensorParallelOps(ops, communicator) if communicator.size > 1 or experts else ops,
-            adapted=adapted_placement(source.config, shard) if shard.layers is None else (),
+            wrap=lambda ops: (
+                TensorParallelOps(ops, communicator) if communicator.size > 1 or communicator.experts else ops
+            ),
+            adapted=adapted_placement(source.config, shard),
         )
+
+
+def _shard(config: ModelConfig, communicator: Communicator, whole_experts: bool) -> Shard:
+    rank, size, sharing, moe = communicator.rank, communicator.size, communicator.experts, config.moe
+    if sharing is None:
+        return Shard(rank, size, whole_experts, layers=own_layers(config, communicator.stages))
+    if moe is None or not config.has_experts:
+        return Shard(rank, size, network=Shard(sharing.rank, sharing.size))
+    return Shard(rank, size, whole_experts=True, owned=partial(sharing.own, num_experts=moe.num_experts))
 
 
 def own_layers(config: ModelConfig, stages: Stages | None) -> range | None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diptych.architectures.stages import stage_layers
 from diptych.checkpoints.shard import Shard
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.errors import ConfigError
@@ -146,7 +147,9 @@ class TorchHardware:
         return TorchGroups(rank, self._device)
 
     def adapters(self, source: ModelSource, rank: int, loras: Callable[[], Loras]) -> AdapterHost[Prepared]:
-        return LoraHost(source.config, Shard(rank % self.options.tp, self.options.tp), loras)
+        tp, pp = self.options.tp, self.options.pp
+        layers = stage_layers(source.config, pp)[rank // tp] if pp > 1 else None
+        return LoraHost(source.config, Shard(rank % tp, tp, layers=layers), loras)
 
     def pool_bytes(self) -> memoryview:
         return kv_bytes(self._kv)

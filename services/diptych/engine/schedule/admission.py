@@ -138,7 +138,7 @@ def _are_tokens(request: Request, vocab_size: int) -> bool:
         for content in request.contents:
             is_token[content.start : content.end] = False
         prompt = prompt[is_token]
-    return not len(prompt) or bool(prompt.min() >= 0 and prompt.max() < vocab_size)
+    return not len(prompt) or bool(prompt.view(np.uint64).max() < vocab_size)  # numbers below 0 are beyond it, too
 
 
 def refuse_pooled(request: Request, limits: Limits) -> str | None:

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, TypeAlias
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.aside import Reason
-from diptych.engine.schedule.pace.step_pace import NextPrompt
+from diptych.engine.schedule.pace.prompts import NextPrompt
 from diptych.engine.schedule.packing import Packing
 from diptych.engine.schedule.policies import arrival, due_s, gives_way
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight, common_len
@@ -168,10 +168,9 @@ class ExtendQueue:
 
     def _begun(self, now_s: float) -> tuple[list[Request], list[Request]]:
         """Return those that are part-way and can go on: in their turns, and those that let others pass."""
-        timely, late = list[Request](), list[Request]()
-        for request in self._turns.runnable(list(self._extending)):
-            (late if gives_way(request, now_s) else timely).append(request)
-        return timely, late
+        begun = self._turns.runnable(list(self._extending))
+        late = [request for request in begun if gives_way(request, now_s)]
+        return ([request for request in begun if not gives_way(request, now_s)] if late else begun), late
 
     def plan(self, now_s: float, budget: int, spare_pages: Callable[[Request], int]) -> list[Chunk]:
         """Choose chunks that cost at most `budget`, admitting requests while budget and pages last.

@@ -68,7 +68,7 @@ class OutputLengths:
         shorter = known[_BOUNDS.searchsorted(made, side="right")]  # in buckets that hold no longer output
         evidence = known[-1] - shorter
         bucket = known[1:].searchsorted(shorter + QUANTILE * evidence)
-        learned = _BOUNDS[bucket.clip(max=len(_BOUNDS) - 1)]
+        learned = _BOUNDS.take(bucket, mode="clip")
         expected = np.where(evidence < MIN_EVIDENCE, made + np.maximum(made, FIRST_GUESS), learned)
         return np.minimum(np.maximum(expected, made + 1), limit) - made
 
@@ -102,12 +102,13 @@ class KvForecast:
         newly_owned = self._cache.pages_for(candidate.num_tokens) - self._cache.cached_len(candidate) // page_size
         held = [holder.num_pages - holder.cached_len // page_size for holder in holders]
         owned = np.array([*held, newly_owned], dtype=np.int64)
-        prompt_lens = np.array([request.prompt_len for request in requests], dtype=np.int64)
-        made = np.array([request.num_tokens for request in requests], dtype=np.int64) - prompt_lens
-        limit = np.array([request.max_len for request in requests], dtype=np.int64) - prompt_lens
-        hinted = np.array([request.hints.expected_tokens for request in requests], dtype=np.int64) - made
-        learned = self._lengths.remaining(made, limit)
-        remaining = np.where(hinted > 0, np.minimum(hinted, limit - made), learned)  # who said so, until it is longer
+        made = np.array([request.num_tokens - request.prompt_len for request in requests], dtype=np.int64)
+        limit = np.array([request.max_len - request.prompt_len for request in requests], dtype=np.int64)
+        remaining = self._lengths.remaining(made, limit)
+        hints = [request.hints.expected_tokens for request in requests]
+        if any(hints):  # who said so, until it is longer
+            hinted = np.array(hints, dtype=np.int64) - made
+            remaining = np.where(hinted > 0, np.minimum(hinted, limit - made), remaining)
         if not self._cache.windows.num_groups:
             return peak_growth(owned, remaining, page_size)
         beside = self._beside(holders, newly_owned)

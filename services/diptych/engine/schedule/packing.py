@@ -41,8 +41,7 @@ class Packing:
         """Whether the request's chunk from `start` on should be added."""
         if not self.has_room or not self.has_room_for(request, start):
             return False
-        num_tokens = self._len(request, start)
-        return self.admits_any or self._pays(self._cost.of(start, num_tokens))
+        return self.admits_any or self._pays(self._cost.of(start, self._len(request, start)))
 
     def may_encode(self, request: Request, start: int) -> bool:
         """Whether the step should encode the images of the request's chunk beside those that it has.

@@ -110,7 +110,7 @@ def gives_way(request: Request, now_s: float) -> bool:
     """Whether others go first, but not for ever: it is work for idle time, or its first token is late anyway."""
     if request.is_idle_work:
         return now_s - request.life.arrival_s < IDLE_PATIENCE_S
-    return PATIENCE_S > now_s - due_s(request) > 0
+    return bool(request.slo.ttft_s) and PATIENCE_S > now_s - due_s(request) > 0
 
 
 def due_s(request: Request) -> float:

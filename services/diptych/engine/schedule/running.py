@@ -18,7 +18,8 @@ from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.decode_batch import DecodeBatch
 from diptych.engine.schedule.extend_queue import Coming, ExtendQueue, nothing_comes
 from diptych.engine.schedule.kv_forecast import KvForecast
-from diptych.engine.schedule.pace.step_pace import AT_LAST, NextPrompt, StepPace
+from diptych.engine.schedule.pace.prompts import NextPrompt
+from diptych.engine.schedule.pace.step_pace import AT_LAST, StepPace
 from diptych.engine.schedule.sampling_builder import SamplingBuilder
 from diptych.engine.schedule.steps_in_flight import StepsInFlight
 from diptych.engine.schedule.waiting_queue import WaitingQueue

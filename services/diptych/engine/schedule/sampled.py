@@ -59,7 +59,7 @@ def append_plain(step: Step, result: StepResult) -> Plain:
         num_tokens = request.num_tokens
         index = num_tokens - request.prompt_len
         if (
-            index > 1  # the first tokens carry measurements, and log-probabilities of the prompt
+            (index > 1 or (index == 1 and not request.is_imported))  # the first here carries measurements
             and request.samples_plainly
             and num_tokens + 1 < request.max_len
             and token_id not in request.end_ids
@@ -86,7 +86,7 @@ def _append_rows(step: Step, drafts: Drafts, samples: Sequence[int]) -> Plain:
         num_tokens, token_ids = request.num_tokens, verified(own, tuple(samples[first : first + 1 + len(own)]))
         index, end = num_tokens - request.prompt_len, num_tokens + len(token_ids)
         if (
-            index > 1
+            (index > 1 or (index == 1 and not request.is_imported))
             and request.samples_plainly
             and end < request.max_len
             and request.end_ids.isdisjoint(token_ids)

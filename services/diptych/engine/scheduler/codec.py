@@ -6,7 +6,8 @@ import dataclasses
 import math
 from dataclasses import asdict
 from itertools import chain
-from typing import Any
+from operator import attrgetter
+from typing import Any, Final
 
 from diptych.common.errors import InvalidRequest
 from diptych.common.members.roles import LegKind
@@ -29,7 +30,9 @@ from diptych.generation.output import Output, Stats
 from diptych.generation.page_hash import extra_key
 from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
 
-_DURATIONS = ("queue", "grant", "compute", "transfer", "verify", "added_ttft", "join")  # in s here, in us there
+_DURATIONS: Final = ("queue", "grant", "compute", "transfer", "verify", "added_ttft", "join")
+_IN_US: Final = tuple(f"{name}_us" for name in _DURATIONS)
+_in_s: Final = attrgetter(*(f"{name}_s" for name in _DURATIONS))
 _LEG_KINDS = {kind.wire: kind for kind in LegKind}
 
 
@@ -113,7 +116,7 @@ def _stats_to_wire(stats: Stats) -> worker_pb2.LegStats:
         bytes_moved=stats.bytes_moved,
         kv_digest=stats.kv_digest,
         chunk_us=[round(chunk_s * 1e6) for chunk_s in stats.chunks_s],
-        **{f"{name}_us": round(getattr(stats, f"{name}_s") * 1e6) for name in _DURATIONS},
+        **{name: round(seconds * 1e6) for name, seconds in zip(_IN_US, _in_s(stats), strict=True) if seconds},
     )
 
 

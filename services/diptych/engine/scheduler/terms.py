@@ -149,7 +149,7 @@ def product_terms(model: ModelConfig, engine: EngineOptions, device_name: str) -
 
     It is what was asked for that counts: a processor that has no such products makes finer ones.
     """
-    if engine.deterministic:  # the same bits come of the same kernels and shards alone
+    if engine.deterministic:  # the same bits come of the same kernels and shards alone, in however many stages
         where = f"{engine.tp} x {device_name if engine.device == 'cuda' else 'CPU'}"
         return f", deterministic ({where}, {engine.dtype}, KV {engine.kv_dtype}, version {own_version()})"
     if engine.quantization == "fp8":

@@ -53,21 +53,30 @@ def own_regions(model: ModelConfig, dtype: str, total: int, num_ranks: int = 1) 
     if has_unlike_groups(model):
         return (_of_unlike_groups(model, dtype, num_ranks),)
     if model.wide is not None:
-        return tuple(_of_kind(model, layers, dtype, total) for layers in model.layers_by_kind)
+        return _of_kinds(model, dtype, total)
     layers = tuple(filter(model.keeps, model.attention_layers))
     if len(groups) > 1:
         layers = tuple(range(max(map(len, groups))))
-    kept = _in_model(Region(layers, model.num_planes, model.num_kv_heads, model.head_dim, dtype, total), model)
+    stage = model.stage
+    kept = Region(layers, model.num_planes, model.num_kv_heads, model.head_dim, dtype, total)
+    kept = kept if stage is None else _in_model(kept, stage.first_kept, stage.kept)
     if model.indexer is None:
         return (kept,)
-    return kept, Region(model.indexer.layers, 1, 1, model.indexer.head_dim, dtype, 1)
+    chosen_by = Region(model.indexer.layers, 1, 1, model.indexer.head_dim, dtype, 1)
+    return kept, chosen_by if stage is None else _in_model(chosen_by, stage.first_layer, stage.choosing)
 
 
-def _in_model(region: Region, model: ModelConfig) -> Region:
+def _of_kinds(model: ModelConfig, dtype: str, total: int) -> tuple[Region, ...]:
+    regions, stage = [_of_kind(model, layers, dtype, total) for layers in model.layers_by_kind], model.stage
+    if stage is None:
+        return tuple(regions)
+    pairs = zip(regions, stage.by_kind, strict=True)
+    return tuple(_in_model(region, stage.first_layer, layers) for region, layers in pairs)
+
+
+def _in_model(region: Region, first_layer: int, total_layers: tuple[int, ...]) -> Region:
     """Return the region of a stage, with the numbers that its layers have in the whole model."""
-    if model.stage is None:
-        return region
-    return replace(_shifted(region, model.stage.first_kept), total_layers=model.stage.kept)
+    return replace(_shifted(region, first_layer), total_layers=total_layers)
 
 
 def has_unlike_groups(model: ModelConfig) -> bool:

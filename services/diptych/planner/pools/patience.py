@@ -8,6 +8,7 @@ from typing import Final
 
 FIRST_S: Final = 15.0
 LONGEST_S: Final = 600.0
+_MOST_DOUBLINGS: Final = 16  # whoever fails for weeks has the longest pause all the same
 
 
 @dataclass(slots=True)
@@ -22,7 +23,7 @@ class Patience:
     def failed(self, name: Hashable, now_s: float) -> float:
         """Return for how long it is left alone."""
         number = self._failures.get(name, (0, 0.0))[0] + 1
-        pause_s = min(LONGEST_S, FIRST_S * 2.0 ** (number - 1))
+        pause_s = min(LONGEST_S, FIRST_S * 2.0 ** min(number - 1, _MOST_DOUBLINGS))
         self._failures[name] = number, now_s + pause_s
         return pause_s
 

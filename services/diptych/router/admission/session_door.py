@@ -13,11 +13,12 @@ from diptych.router.admission.session_line import TICKET_S, Key, SessionLine
 
 LOOK_S: Final = 1.0  # between looks at the pools, and at who is gone, while anybody waits
 SOON_S: Final = 0.01  # in which all that ends is looked at once: a look goes through the whole line
+LEFT: Final = "this router leaves: open the session at another one"
 RETRY_S: Final = 5  # after which a client that stopped waiting is told to ask again
 
 
 class SessionDoor:
-    """The line of one router process. It is the event loop's alone."""
+    """The line of a router for one model. It is the event loop's alone."""
 
     def __init__(
         self,
@@ -65,6 +66,8 @@ class SessionDoor:
         if refusal is not None:
             raise refusal
         if not self.line.is_in(key):
+            if not self.line.place(key):  # it was let in, or its time was up, in the same moment
+                raise _closed()
             self.num_given_up += 1
             raise Unavailable(self._words(key), retry_after_s=RETRY_S)
         return True
@@ -81,7 +84,7 @@ class SessionDoor:
     def close(self, key: Key) -> bool:
         """Return whether the session was in, or waited; who waits for it is told."""
         was_there = self.line.close(key)
-        self._answer(key, Conflict("the session was closed while it waited"))
+        self._answer(key, _closed())
         if was_there:
             self._look_within(SOON_S)
         return was_there
@@ -157,7 +160,7 @@ class SessionDoor:
             raise self._left()
 
     def _left(self) -> Unavailable:
-        return Unavailable("this router leaves: open the session at another one", retry_after_s=1)
+        return Unavailable(LEFT, retry_after_s=1)
 
     def _words(self, key: Key) -> str:
         why = "the KV pools are full of other sessions' contexts"
@@ -165,6 +168,10 @@ class SessionDoor:
             why = self._problem() or "no worker has told how large its KV pool is"
         kept = f"ask again within {TICKET_S:.0f} s with session_id {key.session_id!r}, and it keeps this place"
         return f"{why}: this one is number {self.line.place(key)} in line; {kept}"
+
+
+def _closed() -> Conflict:
+    return Conflict("the session was closed while it waited")
 
 
 class ContextOfRequest:

@@ -20,7 +20,7 @@ it may be unused, which before its first request is `TICKET_S` at most.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -139,14 +139,11 @@ class SessionLine:
     def admit(self, capacity_tokens: int, now_s: float) -> list[Key]:
         """Let in whom the pools have room for. Return these, in order."""
         self.expire(now_s)
-        held = self._held()
-        admitted: list[Key] = []
-        while (key := self._next(capacity_tokens, held, now_s)) is not None:
+        admitted = _Sweep(self._held(), capacity_tokens, now_s).over(self._waiting)
+        for key in admitted:
             member = self._in[key] = self._waiting.pop(key)
             if member.num_open:
                 member.used_s = now_s
-            held[key.owner] += member.num_tokens
-            admitted.append(key)
         return admitted
 
     def expire(self, now_s: float) -> None:
@@ -184,35 +181,66 @@ class SessionLine:
             held[key.owner] = held.get(key.owner, 0) + member.num_tokens
         return held
 
-    def _next(self, capacity_tokens: int, held: Mapping[str, int], now_s: float) -> Key | None:
-        """Return whom to let in now, and count whom he passes; None: nobody."""
-        room = capacity_tokens - sum(held.values())
-        if room <= 0:
-            return None
-        passed: list[Member] = []
-        for key, member in self._in_turn(capacity_tokens, held):
-            if min(member.num_tokens, capacity_tokens) <= room:
-                for each in passed:
-                    each.num_passes += 1
-                return key
-            if member.num_passes >= MAX_PASSES and not member.is_away(now_s):
-                return None
-            passed.append(member)
-        return None
-
-    def _in_turn(self, capacity_tokens: int, held: Mapping[str, int]) -> Iterator[tuple[Key, Member]]:
-        """Go through those that wait: in order, but whose key holds its share last."""
-        for is_last in (False, True):
-            for key, member in self._waiting.items():
-                if (held[key.owner] * len(held) >= capacity_tokens) is is_last:
-                    yield key, member
-
     def _check_room(self, owner: str) -> None:
         own = sum(key.owner == owner for members in (self._in, self._waiting) for key in members)
         most = MAX_OF_OWNER if owner else MAX_OF_ALL
         if own >= most or len(self._waiting) >= MAX_WAITING or len(self._in) >= MAX_OF_ALL:
             words = f"{own} sessions of yours are open or wait, of at most {most}; {len(self._waiting)} wait in all"
             raise Overloaded(f"{words}, of at most {MAX_WAITING}: close one, or come back")
+
+
+class _Sweep:
+    """One look at the line: whom there is room for, and whom these pass.
+
+    While it lasts room becomes only less, and keys come only to hold more. So who does not fit will not, and each is
+    looked at twice at most: before his key holds its share, and behind. One that was passed `MAX_PASSES` times is
+    counted no further, so that the steps of a sweep grow with the line as fast as it does, whoever fits.
+    """
+
+    def __init__(self, held: dict[str, int], capacity_tokens: int, now_s: float) -> None:
+        """`held`: the tokens of each key that is in or waits."""
+        self._held = held
+        self._capacity_tokens = capacity_tokens
+        self._now_s = now_s
+        self._room = capacity_tokens - sum(held.values())
+        self._passed: list[tuple[Key, Member]] = []  # who did not fit, and is passed by all that come in from now on
+        self._is_held_up = False  # by one that was passed often enough
+
+    def over(self, waiting: Mapping[Key, Member]) -> list[Key]:
+        """Return whom to let in, in order: those whose key holds its share come last."""
+        admitted: dict[Key, None] = {}
+        for is_last in (False, True):
+            for key, member in waiting.items():
+                if self._room <= 0 or self._is_held_up:
+                    return list(admitted)
+                if self._has_share(key.owner) is not is_last or key in admitted:
+                    continue
+                if min(member.num_tokens, self._capacity_tokens) <= self._room:
+                    admitted[key] = None
+                    self._let_in(key, member)
+                else:
+                    self._pass(key, member)
+        return list(admitted)
+
+    def _let_in(self, key: Key, member: Member) -> None:
+        had_share = self._has_share(key.owner)
+        self._held[key.owner] += member.num_tokens
+        self._room -= member.num_tokens
+        comes_last = self._has_share(key.owner) and not had_share
+        passed, self._passed = self._passed, []
+        for other, each in passed:
+            each.num_passes += 1
+            if not (comes_last and other.owner == key.owner):
+                self._pass(other, each)
+
+    def _pass(self, key: Key, member: Member) -> None:
+        if member.num_passes < MAX_PASSES:
+            self._passed.append((key, member))
+        elif not member.is_away(self._now_s):
+            self._is_held_up = True
+
+    def _has_share(self, owner: str) -> bool:
+        return self._held[owner] * len(self._held) >= self._capacity_tokens
 
 
 def share_of(pairs: Iterable[Pair], pool_tokens: Mapping[int, int], num_routers: int) -> int:

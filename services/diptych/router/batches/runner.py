@@ -11,9 +11,12 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from diptych.router.batches.bench import Bench
+from diptych.router.batches.finish import tidy
+from diptych.router.batches.held import LostHold
 from diptych.router.batches.job import Claimed, Step
 from diptych.router.batches.log import OPEN, JobLog, Place, find_spec
-from diptych.router.batches.work import Bench, JobWork, LostHold
+from diptych.router.batches.work import JobWork
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +132,7 @@ class BatchRunner:
         await log.read_on()
         now_s = self._bench.clock()
         if log.job.is_over:  # who ended it had no time to say so
-            await JobWork(log, self._bench).tidy()
+            await tidy(self._bench.store, log.place)
         elif not self._may_begin(mark, log.job.next_step(now_s)):
             wait_s = min(QUEUE_LOOKS * self._look_s, max(0.0, log.job.spec.expires_s - now_s))
             self._next_look_s[mark] = self._bench.monotonic() + wait_s

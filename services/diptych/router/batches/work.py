@@ -9,47 +9,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 import secrets
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import orjson
 
 from diptych.common.errors import Overloaded, Unavailable
-from diptych.router.batches.files import FileFacts, Files, Upload, new_id
-from diptych.router.batches.job import (
-    Body,
-    Claimed,
-    Closed,
-    Ended,
-    Ending,
-    Job,
-    Problem,
-    Refused,
-    Results,
-    Step,
-    Validated,
-)
+from diptych.router.batches.bench import Bench, LineCall
+from diptych.router.batches.files import new_id
+from diptych.router.batches.finish import ResultFiles, tidy
+from diptych.router.batches.held import HeldBatch, LostHold, LostInput
+from diptych.router.batches.job import Claimed, Closed, Ending, Job, Problem, Refused, Results, Step, Validated
 from diptych.router.batches.lanes import Lane, Lanes
-from diptych.router.batches.lines import Call, Line, LineError, LineSplitter, Validation, read_line
+from diptych.router.batches.lines import Call, LineError, Validation
 from diptych.router.batches.log import JobLog
-from diptych.router.batches.results import (
-    Reply,
-    Row,
-    line_lost,
-    line_not_run,
-    request_id,
-    rest_lost,
-    row_of,
-    rows_of,
-)
-from diptych.router.batches.slots import Slot, Slots
-from diptych.router.batches.store import StoreCalls, Unreadable
+from diptych.router.batches.results import Reply, Row, request_id, row_of
+from diptych.router.batches.store import Unreadable
 
 logger = logging.getLogger(__name__)
 
@@ -58,54 +36,14 @@ MAX_FLUSH_S: Final = 10.0  # between two writes of results, of a batch that has 
 MAX_PAUSE_S: Final = 30.0  # before a line is tried again that was refused
 NUM_TRIES: Final = 3  # of a line that fails by no fault of its own
 FIRST_FAULT: Final = 500  # status of such a failure, or a higher one
-PURPOSE: Final = "batch_output"
-LINES_AT_ONCE: Final = 256  # of the input, before others have their turn
 FAULT: Final = Reply(500, orjson.dumps({"error": {"message": "the router failed", "code": "internal_error"}}))
-
-
-class LineCall(NamedTuple):
-    """A line, as it is to be served."""
-
-    request_id: str
-    tenant: str
-    url: str
-    body: bytes
-    slot: Slot  # hears when its prompt is computed
-
-
-Serve = Callable[[LineCall], Awaitable[Reply]]  # raises `Overloaded` or `Unavailable`: try it again later
-
-
-class LostInput(Exception):
-    """The input is not in the store any more, or not all of it."""
-
-
-class LostHold(Exception):
-    """Another process has claimed the batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """What all batches of a process are done with."""
-
-    store: StoreCalls
-    files: Files
-    slots: Slots
-    serve: Serve
-    clock: Callable[[], float]  # since 1970
-    lease_s: float
-    max_line_bytes: int
-    tick_s: float  # between two writes of results, and looks whether the client has cancelled
-    on_line: Callable[[str], None] = lambda outcome: None
-    rng: random.Random = field(default_factory=random.Random)
-    monotonic: Callable[[], float] = time.monotonic  # for what no other process hears of
 
 
 class JobWork:
     """The work on one batch that was claimed."""
 
     def __init__(self, log: JobLog, bench: Bench) -> None:
-        self._log = log
+        self._held = HeldBatch(log, bench)
         self._bench = bench
         self._rows: list[Row] = []  # results that the log does not name yet
         self._num_bytes = 0  # of these
@@ -120,7 +58,7 @@ class JobWork:
 
     @property
     def job(self) -> Job:
-        return self._log.job
+        return self._held.job
 
     def poke(self) -> None:
         """Look at the log now: somebody has cancelled the batch."""
@@ -146,50 +84,26 @@ class JobWork:
             Step.VALIDATE: self._validate,
             Step.RUN: self._run_lines,
             Step.CLOSE: self._close,
-            Step.FINISH: self._finish,
+            Step.FINISH: ResultFiles(self._held, self._bench).write,
         }
         while (step := self.job.next_step(self._bench.clock())) is not Step.NOTHING:
             if step is Step.RUN and (self._gives_way or not may_run()):
                 return await self.leave()
             await steps[step]()
-        await self.tidy()
+        await tidy(self._bench.store, self._held.log.place)
 
     async def leave(self) -> None:
         """Have another process take it at once, with the results that there are."""
         if self.job.closed is None:
             await self._flush()
-        await self._append(Claimed(0.0))
-
-    async def _append(self, body: Body) -> None:
-        """Append an entry as the holder of the batch; what others wrote meanwhile is read."""
-        while True:
-            self._check_held()
-            if await self._log.append(body, self._bench.clock()):
-                return
-
-    async def _check_needed(self) -> None:
-        """Who ended the batch has deleted what it needed: raise `LostHold`."""
-        await self._log.read_on()
-        self._check_held()
-        if self.job.is_over:
-            raise LostHold(f"{self.job.spec.batch_id} is over")
-
-    def _check_held(self) -> None:
-        if self.job.holder != self._log.by:
-            raise LostHold(f"{self.job.spec.batch_id} is worked on by {self.job.holder} now")
-
-    async def _renew(self) -> None:
-        """Keep holding it."""
-        now_s = self._bench.clock()
-        if self.job.until_s - now_s < self._bench.lease_s * 2 / 3:
-            await self._append(Claimed(now_s + self._bench.lease_s))
+        await self._held.append(Claimed(0.0))
 
     # the steps
 
     async def _validate(self) -> None:
         validation = Validation(self.job.spec.endpoint, self._bench.max_line_bytes)
         try:
-            async with aclosing(self._lines()) as lines:
+            async with aclosing(self._held.lines()) as lines:
                 async for line in lines:
                     validation.check(line)
                     if validation.is_hopeless:
@@ -199,7 +113,7 @@ class JobWork:
         else:
             validation.end()
         problems = validation.problems
-        await self._append(Refused(problems) if problems else Validated(validation.total))
+        await self._held.append(Refused(problems) if problems else Validated(validation.total))
 
     async def _run_lines(self) -> None:
         """Run lines until all are, or none is to be run any more."""
@@ -232,17 +146,17 @@ class JobWork:
     async def _tick(self) -> None:
         """Hear what is new, and say what is. While the store fails no line begins, and results are kept."""
         try:
-            await self._log.read_on()
+            await self._held.log.read_on()
             if self._is_flush_due() or not self._can_write.is_set():
                 await self._flush()
             if not self._can_write.is_set():  # see whether it can
-                await self._append(Claimed(self._bench.clock() + self._bench.lease_s))
-            await self._renew()
+                await self._held.append(Claimed(self._bench.clock() + self._bench.lease_s))
+            await self._held.renew()
         except Unreadable:
             raise
         except OSError as error:
             if self._can_write.is_set():
-                logger.warning("batch %s begins no line until its store can be written: %s", self._id, error)
+                logger.warning("batch %s begins no line until its store can be written: %s", self._held.id, error)
             self._can_write.clear()
         else:
             self._can_write.set()
@@ -258,52 +172,12 @@ class JobWork:
         elif error is not None:
             raise error
 
-    @property
-    def _id(self) -> str:
-        return self.job.spec.batch_id
-
     async def _close(self, ending: Ending | None = None, problems: Sequence[Problem] = ()) -> None:
         now_s = self._bench.clock()
         files = new_id("file-", now_s), new_id("file-", now_s)
-        await self._append(Closed(ending or self.job.ending(now_s), *files, problems))
-
-    async def _finish(self) -> None:
-        """Write the files. Whoever does this again writes the same ones."""
-        job, closed = self.job, self.job.closed
-        assert closed is not None
-        tenant, upload = job.spec.tenant, self._bench.files.upload
-        async with upload(tenant, closed.output_file_id) as output, upload(tenant, closed.error_file_id) as errors:
-            written = await self._write_rows(output, errors)
-            if job.validated_s is not None and len(written) < job.total:
-                await self._write_the_rest(errors, closed.ending, written)
-            await self._keep(output, closed.output_file_id, "output")
-            await self._keep(errors, closed.error_file_id, "error")
-        await self._append(Ended(bool(output.nbytes), bool(errors.nbytes)))
-
-    async def tidy(self) -> None:
-        """Delete what nobody needs any more. Last what says that there is work: till then others find it and go on."""
-        store, place = self._bench.store, self._log.place
-        await store.delete(*(place.part(name) for name in await store.names(place.parts)))
-        await store.delete(place.mark)
+        await self._held.append(Closed(ending or self.job.ending(now_s), *files, problems))
 
     # lines
-
-    async def _lines(self) -> AsyncGenerator[Line, None]:
-        """Yield the lines of the input. Raises `LostInput`."""
-        spec, splitter = self.job.spec, LineSplitter(self._bench.max_line_bytes)
-        try:
-            async with aclosing(self._bench.files.pieces(spec.tenant, spec.input_file_id)) as pieces:
-                async for data in pieces:
-                    for count, line in enumerate(splitter.feed(data), 1):
-                        yield line
-                        if not count % LINES_AT_ONCE:
-                            await asyncio.sleep(0)
-                    await self._renew()
-        except FileNotFoundError:
-            await self._check_needed()
-            raise LostInput(f"the file {spec.input_file_id} is not there any more") from None
-        for line in splitter.close():
-            yield line
 
     async def _feed(self) -> None:
         """Begin one line after another; hold as many in memory as may run. What was begun ends, whatever happens."""
@@ -322,11 +196,11 @@ class JobWork:
     async def _begin_lines(self, lanes: Lanes, group: asyncio.TaskGroup) -> None:
         """Read the file once."""
         lanes.begin_reading()
-        async with aclosing(self._lines()) as lines:
+        async with aclosing(self._held.lines()) as lines:
             async for line in lines:
                 if self.job.is_run(line.number) or line.number in self._begun:
                     continue
-                call = self._read(line)
+                call = self._held.read(line)
                 lane = lanes.lane("" if isinstance(call, LineError) else call.model)
                 if not await lanes.has_room(lane):
                     continue
@@ -335,12 +209,6 @@ class JobWork:
                 lanes.hold(lane)
                 running = group.create_task(self._run_line(line.number, call, lane))
                 running.add_done_callback(partial(_release, lanes, lane))
-
-    def _read(self, line: Line) -> Call | LineError:
-        try:
-            return read_line(line, self.job.spec.endpoint, self._bench.max_line_bytes)
-        except LineError as error:  # it was validated with other limits, or is not what it was
-            return error
 
     async def _run_line(self, number: int, call: Call | LineError, lane: Lane) -> None:
         spec = self.job.spec
@@ -355,13 +223,9 @@ class JobWork:
         if self._num_bytes >= FLUSH_BYTES:
             self._news.set()
 
-    def _custom_id(self, line: Line) -> str | None:
-        call = self._read(line)
-        return None if isinstance(call, LineError) else call.custom_id
-
     async def _reply(self, number: int, call: Call, lane: Lane) -> Reply:
         """Return what the client gets; a line that is refused now waits, however long."""
-        said, num_tries, pause_s = request_id(self._id, number), 0, 1.0
+        said, num_tries, pause_s = request_id(self._held.id, number), 0, 1.0
         while True:
             reply = await self._try(said, call, lane)
             if reply is not None:
@@ -393,8 +257,10 @@ class JobWork:
 
     async def _wait_for_news(self, feeding: asyncio.Future[None]) -> None:
         news = asyncio.ensure_future(self._news.wait())
-        await asyncio.wait((feeding, news), timeout=self._bench.tick_s, return_when=asyncio.FIRST_COMPLETED)
-        news.cancel()
+        try:
+            await asyncio.wait((feeding, news), timeout=self._bench.tick_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
         self._news.clear()
 
     def _is_flush_due(self) -> bool:
@@ -408,65 +274,14 @@ class JobWork:
         kept = self._rows[:]
         self._flushed_s = self._bench.monotonic()
         if rows := [row for row in kept if not self.job.is_run(row.number)]:
-            self._check_held()
+            self._held.check()
             part = f"{self._bench.clock():017.3f}-{secrets.token_hex(8)}"
-            await self._bench.store.create(self._log.place.part(part), b"".join(row.encode() for row in rows))
+            await self._bench.store.create(self._held.log.place.part(part), b"".join(row.encode() for row in rows))
             served = [row.number for row in rows if row.is_served]
             refused = [row.number for row in rows if not row.is_served]
-            await self._append(Results(part, served, refused, self._bench.clock() + self._bench.lease_s))
+            await self._held.append(Results(part, served, refused, self._bench.clock() + self._bench.lease_s))
         del self._rows[: len(kept)]
         self._num_bytes -= sum(len(row.data) for row in kept)
-
-    # files
-
-    async def _keep(self, upload: Upload, file_id: str, kind: str) -> None:
-        """Have a file there; none that is empty."""
-        if not upload.nbytes:
-            return await upload.abort()
-        assert self.job.closed_s is not None
-        name = f"{self.job.spec.batch_id}_{kind}.jsonl"
-        await upload.keep(FileFacts(file_id, upload.nbytes, self.job.closed_s, name, PURPOSE))
-
-    async def _write_rows(self, output: Upload, errors: Upload) -> set[int]:
-        """Return the lines whose results are written now."""
-        written: set[int] = set()
-        for name in self.job.parts:
-            for row in await self._rows_of(name):
-                if row.number not in written:
-                    written.add(row.number)
-                    await (output if row.is_served else errors).write(row.data + b"\n")
-            await self._renew()
-        return written
-
-    async def _rows_of(self, name: str) -> Sequence[Row]:
-        """Return the rows of a part, as far as they are there."""
-        rows: list[Row] = []
-        try:
-            rows.extend(rows_of(await self._bench.store.read(self._log.place.part(name))))
-        except (FileNotFoundError, ValueError) as error:
-            await self._check_needed()
-            logger.error("batch %s: results are lost: %s: %s", self._id, type(error).__name__, error)
-        return rows
-
-    async def _write_the_rest(self, errors: Upload, ending: Ending, written: set[int]) -> None:
-        """Tell of lines that were not run, or whose results are lost: by their ids, as far as the input is there."""
-        with suppress(LostInput):
-            async with aclosing(self._lines()) as lines:
-                async for line in lines:
-                    if line.number not in written:
-                        written.add(line.number)
-                        await errors.write(self._without_result(line.number, self._custom_id(line), ending))
-        for number in self.job.lines_run:
-            if number not in written:
-                written.add(number)
-                await errors.write(self._without_result(number, None, ending))
-        if (count := self.job.total - len(written)) > 0:
-            await errors.write(rest_lost(self._id, count, ending) + b"\n")
-
-    def _without_result(self, number: int, custom_id: str | None, ending: Ending) -> bytes:
-        if self.job.is_run(number):
-            return line_lost(self._id, number, custom_id) + b"\n"
-        return line_not_run(self._id, number, custom_id, ending) + b"\n"
 
 
 def _release(lanes: Lanes, lane: Lane, task: asyncio.Task[None]) -> None:

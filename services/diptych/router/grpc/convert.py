@@ -24,10 +24,12 @@ from diptych.generation.sampling_params import SamplingParams
 from diptych.router.extents.message_extent import check_count
 from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import Caller
+from diptych.router.serve.sessions import MAX_COUNT, MAX_SESSION_ID_LEN, MAX_WAIT_S, Wish
 from diptych.router.text.content_parts import content_of, without_images
 from diptych.router.text.parsing.parts import Content, Part, Reasoning, ToolArguments, ToolCallStart, message_of
 from diptych.router.text.parsing.tool_use import NO_ARGUMENTS, NO_TOOLS, Choice, Function, ToolUse, choose
 from diptych.router.values.images import ImageInput, image_at
+from diptych.router.values.kept_sessions import MAX_IDLE_S, Follow
 from diptych.router.values.output import Output, Piece, Scores, Usage, choose_best, total_usage
 from diptych.router.values.request import (
     ChatPrompt,
@@ -139,6 +141,43 @@ def _usage_to_wire(usage: Usage) -> inference_pb2.Usage:
         accepted_prediction_tokens=usage.predicted.accepted,
         rejected_prediction_tokens=usage.predicted.rejected,
         image_tokens=usage.image_tokens,
+    )
+
+
+def follow_from_wire(request: inference_pb2.GenerateRequest) -> Follow | None:
+    """Return which turn of a session it is; None: of none. Raises `InvalidRequest`."""
+    if not request.HasField("session_params"):
+        return None
+    if max(request.n, request.best_of) > 1 or request.HasField("chat"):
+        words = "a turn of a session has one prompt, of text or tokens, and one output"
+        raise InvalidRequest(words, param="session_params")
+    params = request.session_params
+    if not 1 <= len(params.id) <= MAX_SESSION_ID_LEN:
+        words = f"a session's name has 1 to {MAX_SESSION_ID_LEN} characters"
+        raise InvalidRequest(words, param="session_params.id")
+    return Follow(params.id, params.rid, params.offset, params.replace, params.drop_previous_output)
+
+
+def wish_from_wire(request: inference_pb2.OpenSessionRequest) -> Wish:
+    """Raises `InvalidRequest`."""
+    bounds: Mapping[str, tuple[float, float, float]] = {
+        "capacity_of_str_len": (request.capacity_of_str_len, 1, MAX_COUNT),
+        "context_tokens": (request.context_tokens, 0, MAX_COUNT),
+        "timeout": (request.timeout, 0, MAX_IDLE_S),
+        "wait_s": (request.wait_s, 0, MAX_WAIT_S),
+        "session_id": (len(request.session_id), 0, MAX_SESSION_ID_LEN),
+    }
+    for param, (value, least, most) in bounds.items():
+        if not least <= value <= most:
+            what = "characters of session_id" if param == "session_id" else param
+            raise InvalidRequest(f"{what} must be {least} to {most:g}, not {value:g}", param=param)
+    return Wish(
+        request.capacity_of_str_len,
+        request.session_id,
+        request.timeout,
+        request.wait_s,
+        request.context_tokens,
+        request.model,
     )
 
 

@@ -22,6 +22,7 @@ from diptych.router.grpc.convert import (
     abort,
     add_vectors,
     chunk_to_wire,
+    follow_from_wire,
     pairs_to_score,
     prompt_to_tokenize,
     prompts_to_embed,
@@ -29,14 +30,17 @@ from diptych.router.grpc.convert import (
     response_to_wire,
     vector_usage_to_wire,
     vectors_from_wire,
+    wish_from_wire,
 )
 from diptych.router.keys.caller import ANYBODY, Caller, Callers
 from diptych.router.serve.models import Models
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.serve.response import interleave, wholes
 from diptych.router.serve.scoring import embed, score
+from diptych.router.serve.sessions import close_session, open_session
 from diptych.router.tracing.record import NO_TRACE, Attributes, EntryPoint, Trace
 from diptych.router.tracing.tracer import Tracer
+from diptych.router.values.kept_sessions import Turn
 from diptych.router.values.request import (
     ClientRequest,
     Prompt,
@@ -127,11 +131,21 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             wish=wish_in(metadata).over(asked.wish),
             life=Life(request_id, now_s, math.inf if left_s is None else now_s + left_s),
             stream=stream,
-            routing=routing_of(metadata),
+            routing=routing_of(metadata).in_group(request.session_params.id),
             trace=trace,
+            turn=self._turn(request, caller, request_id),
         )
         trace.note_parsed(stream)
         return client
+
+    def _turn(self, request: Request, caller: Caller, request_id: str) -> Turn | None:
+        """Return which turn of a session it is; None: of none. Raises `InvalidRequest`."""
+        follow = follow_from_wire(request)
+        if follow is None:
+            return None
+        turn = self._models.desk.turn(caller.name, follow, request_id, time.monotonic())
+        turn.check_model(self._models.number(self._models.named(request.model)))
+        return turn
 
     def _caller(self, context: Context) -> Caller:
         """Return whose key the call carries. Raises `Unauthenticated`."""
@@ -216,6 +230,24 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             response.scores.extend(found.scores)
             response.usage.CopyFrom(vector_usage_to_wire(found.pooled))
             response.model = request.options.model or pipeline.model.model_id
+        return response
+
+    async def OpenSession(
+        self, request: inference_pb2.OpenSessionRequest, context: Context
+    ) -> inference_pb2.OpenSessionResponse:
+        response = inference_pb2.OpenSessionResponse()
+        async with self._answering(context):
+            caller = self._caller(context)
+            response.session_id = await open_session(self._models, caller.name, wish_from_wire(request))
+        return response
+
+    async def CloseSession(
+        self, request: inference_pb2.CloseSessionRequest, context: Context
+    ) -> inference_pb2.CloseSessionResponse:
+        response = inference_pb2.CloseSessionResponse()
+        async with self._answering(context):
+            caller = self._caller(context)
+            response.was_open = await close_session(self._models, caller.name, request.session_id)
         return response
 
     def _for_vectors(

@@ -1,9 +1,10 @@
 """A router as several processes behind the same ports: starts them, starts again what dies, ends them together.
 
 The kernel spreads connections over those that listen (SO_REUSEPORT), so a process that is gone gets none. Each has its
-sessions, its index and its line, as routers on different machines have. Only what the holders of keys use is counted
-together, in memory that the parent keeps; it gives back what a process held that died. The first process charges there
-what other routers tell.
+sessions with workers, its index and its line of requests, as routers on different machines have. Two things are counted
+together, and the parent keeps both. What the holders of keys use is in shared memory; what a process held there that
+died is given back, and the first process charges what other routers tell. The sessions that clients open wait in a line
+of the parent's (`session_host`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from diptych.common.verdicts.watch import ROUTER_PATIENCE_S, Bounds
 from diptych.router.config import RouterConfig
 from diptych.router.keys.ledger import Ledger, num_bytes
 from diptych.router.process.health import ProcessMetrics, ProcessProbes, judge_loop
+from diptych.router.process.session_host import SessionHost
 from diptych.router.process.share import Share
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,7 @@ class Processes:
         self._health_ports = [self._reserve(config.host) for _ in range(config.workers)]
         self._memory = SharedMemory("diptych-keys", num_bytes(config.workers))
         self._ledger = Ledger(config.workers, descriptor=self._memory.descriptor)
+        self._sessions = SessionHost(1 + len(config.further_models))
         self._exit_code = 0
 
     def _claim(self, host: str, port: int, flag: str) -> int:
@@ -87,10 +90,11 @@ class Processes:
         logger.info(words, config.workers, config.http_port, config.grpc_port)
         with HealthServer(config.host, config.health_port, probes, metrics.pages()):
             async with asyncio.TaskGroup() as group:
-                beating = group.create_task(heartbeat.run())
+                beside = [group.create_task(heartbeat.run()), group.create_task(self._sessions.run())]
                 kept = [group.create_task(self._keep(index, stop)) for index in range(config.workers)]
                 await asyncio.wait(kept)
-                beating.cancel()
+                for task in beside:
+                    task.cancel()
         for keeper in self._keepers:
             keeper.close()
         self._memory.close()
@@ -113,14 +117,18 @@ class Processes:
 
     async def _run_once(self, index: int, stop: event_loop.Stop) -> int:
         """Return how a process ended. One that can't be started has died: the others go on."""
+        own_end, its_end = socket.socketpair()
         try:
-            with new_heartbeat() as (heartbeat, descriptor):
-                process = await self._start(index, descriptor)
+            with new_heartbeat() as (heartbeat, descriptor), its_end:
+                process = await self._start(index, descriptor, its_end.fileno())
         except OSError as error:
+            own_end.close()
             logger.error("can't start process %d: %s", index, error)
             return 1
+        serving = self._sessions.serve(index, own_end)
         beside = [
-            asyncio.ensure_future(each) for each in (_forward_stop(process, stop), _watch(process, index, heartbeat))
+            asyncio.ensure_future(each)
+            for each in (_forward_stop(process, stop), _watch(process, index, heartbeat), serving)
         ]
         try:
             code = await process.wait()
@@ -131,17 +139,17 @@ class Processes:
                 task.cancel()
             _kill(process)
 
-    async def _start(self, index: int, heartbeat_fd: int) -> asyncio.subprocess.Process:
+    async def _start(self, index: int, heartbeat_fd: int, session_fd: int) -> asyncio.subprocess.Process:
         config = replace(self._config, health_port=self._health_ports[index])
         command = (sys.executable, "-m", "diptych.cli", "router", *to_flags(config))
-        environment = self._environment(index, heartbeat_fd)
-        descriptors = (heartbeat_fd, self._memory.descriptor)
+        environment = self._environment(index, heartbeat_fd, session_fd)
+        descriptors = (heartbeat_fd, session_fd, self._memory.descriptor)
         return await asyncio.create_subprocess_exec(
             *command, env=environment, pass_fds=descriptors, start_new_session=True
         )
 
-    def _environment(self, index: int, heartbeat_fd: int) -> Mapping[str, str]:
-        share = Share(index, self._ports, self._memory.descriptor, self._ledger.identity)
+    def _environment(self, index: int, heartbeat_fd: int, session_fd: int) -> Mapping[str, str]:
+        share = Share(index, self._ports, self._memory.descriptor, self._ledger.identity, session_fd)
         ours = {lifecycle.PARENT_PID_VARIABLE: str(os.getpid()), DESCRIPTOR_VARIABLE: str(heartbeat_fd)}
         return {**os.environ, **share.environment(), **ours}
 

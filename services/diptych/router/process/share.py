@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
 from diptych.router.keys.ledger import Ledger
+from diptych.router.process.session_link import PoolsOfModel, SessionLink
 
 VARIABLE: Final = "DIPTYCH_ROUTER_SHARE"  # set by the parent
 
@@ -24,6 +26,7 @@ class Share:
     ports: Sequence[int]  # for HTTP, of each process
     ledger_descriptor: int  # of the memory in which all count what the holders of keys use
     ledger_identity: int  # by which other routers know that memory
+    session_descriptor: int  # of a socket whose other end is the parent, which has the line of sessions
 
     @property
     def own_port(self) -> int:
@@ -32,6 +35,10 @@ class Share:
     def ledger(self) -> Ledger:
         """Return that memory, as this process sees it."""
         return Ledger(len(self.ports), self.index, self.ledger_descriptor, identity=self.ledger_identity)
+
+    def session_link(self, pools: Sequence[PoolsOfModel]) -> SessionLink:
+        """Return the way to that line; `pools`: of each model, as this process sees them."""
+        return SessionLink(socket.socket(fileno=self.session_descriptor), pools, len(self.ports))
 
     def environment(self) -> dict[str, str]:
         """Return what tells it to the process."""

@@ -114,7 +114,8 @@ async def _ask(fleet: Fleet, encoder: int, leg: StartLeg, content: ContentSegmen
     own.contents.append(content_to_wire(replace(content, start=0)))
     session.start(LegKind.ENCODE, own, b"", Work(content.num_tokens), encoding)
     try:
-        return await asyncio.wait_for(encoding.ended, patience_s)
+        async with asyncio.timeout(patience_s):  # not `asyncio.wait_for`: see `wait_or_timeout`
+            return await encoding.ended
     except TimeoutError:
         return False
     finally:

@@ -49,8 +49,29 @@ async def first_answer(
 ) -> tuple[Attempt, Delta | AttemptFailed]:
     """Return who answers first, and what; a failure only when nobody else is left. The others are aborted.
 
-    Who fails while another goes on is told to `lose`.
+    Who fails while another goes on is told to `lose`. If it is cancelled, all are aborted.
     """
+    attempts = [first]
+
+    async def begin_second() -> Attempt | None:
+        second = await start_second()
+        attempts.extend([second] if second else [])
+        return second
+
+    try:
+        return await _first_of(first, after_s, begin_second, lose)
+    except asyncio.CancelledError:  # perhaps while the others end: who has answered is nobody's then
+        for attempt in attempts:
+            attempt.close()
+        raise
+
+
+async def _first_of(
+    first: Attempt,
+    after_s: float,
+    start_second: Callable[[], Awaitable[Attempt | None]],
+    lose: Callable[[Attempt, LegFailure], None],
+) -> tuple[Attempt, Delta | AttemptFailed]:
     runners = {asyncio.create_task(first.next()): first}
     try:
         done, _ = await asyncio.wait(runners, timeout=after_s)

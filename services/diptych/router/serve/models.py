@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from diptych.common.errors import InvalidRequest
-from diptych.router.admission.session_door import SessionDoor
+from diptych.router.admission.session_desk import Desk
 from diptych.router.choose.explain import Explanation
 from diptych.router.errors import ModelNotFound
 from diptych.router.metrics import RouterMetrics
 from diptych.router.serve.aborts import Aborts
 from diptych.router.serve.pipeline import Pipeline
-from diptych.router.values.kept_sessions import KeptSessions
 from diptych.router.values.request import ServedModel
 
 
@@ -60,11 +59,12 @@ class Offers(NamedTuple):
 
 
 class Models:
-    """At least one; they share metrics, explanations, ids of calls and the line for admission."""
+    """At least one; they share metrics, explanations, ids of calls, sessions and the line for admission."""
 
-    def __init__(self, pipelines: Sequence[Pipeline]) -> None:
-        """The first one is of the model that the router is started with."""
+    def __init__(self, pipelines: Sequence[Pipeline], desk: Desk) -> None:
+        """The first one is of the model that the router is started with; `desk` numbers them in this order."""
         self._pipelines = tuple(pipelines)
+        self.desk = desk
 
     def __iter__(self) -> Iterator[Pipeline]:
         return iter(self._pipelines)
@@ -82,6 +82,10 @@ class Models:
         """Return who serves a request that names this. Raises as `Offers.named`."""
         return self.now().named(name).pipeline if len(self._pipelines) > 1 else self.first
 
+    def number(self, pipeline: Pipeline) -> int:
+        """Return by which number sessions know a model."""
+        return self._pipelines.index(pipeline)
+
     @property
     def first(self) -> Pipeline:
         return self._pipelines[0]
@@ -93,14 +97,6 @@ class Models:
     @property
     def aborts(self) -> Aborts:
         return self.first.aborts
-
-    @property
-    def sessions(self) -> KeptSessions:
-        return self.first.sessions
-
-    @property
-    def door(self) -> SessionDoor:
-        return self.first.door
 
     def explain(self, request_id: str) -> Explanation | None:
         """Return why a request went where it did; None if that is not known any more."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from prometheus_client import Histogram
@@ -23,8 +23,8 @@ from diptych.router.admission.admission import Admission, Place
 from diptych.router.admission.held_pixels import HeldPixels
 from diptych.router.admission.in_flight import InFlight, InFlightRequest
 from diptych.router.admission.queue import Claim
-from diptych.router.admission.session_door import SessionDoor
-from diptych.router.admission.session_line import Key, share_of
+from diptych.router.admission.session_door import ContextOfRequest
+from diptych.router.admission.session_line import Key
 from diptych.router.admission.shedder import Shedder
 from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.choose.explain import Explanation
@@ -38,13 +38,14 @@ from diptych.router.serve.response import response_for
 from diptych.router.serve.usage_log import UsageLog
 from diptych.router.tracing.record import CallTrace, Trace
 from diptych.router.tracing.tracer import note_request
-from diptych.router.values.kept_sessions import KeptSessions
 from diptych.router.values.leg_results import Report
 from diptych.router.values.output import End, Piece, Usage
 from diptych.router.values.progress import Progress, RetryLimits
 from diptych.router.values.request import LEAST_PRIORITY, ClientRequest, GenerationRequest, ServedModel
 from diptych.router.values.usage import UsageRecord
 from diptych.router.values.vectors import Pooled
+
+Hold: TypeAlias = Callable[[Key], AbstractContextManager[ContextOfRequest]]
 
 REPORT_WAIT_S: Final = 30.0  # prefill ends a room when it reads decode's Ack: after the step that it runs
 IDLE_PRIORITY: Final = -10  # of vectors that a model makes which is there for text, if they name no other
@@ -64,10 +65,11 @@ class Pipeline:
         shedder: Shedder,
         in_flight: InFlight,
         retries: RetryLimits,
+        hold: Hold,
         usage: UsageLog | None = None,
         aborts: Aborts | None = None,
     ) -> None:
-        """`aborts`: of all models' calls, where there are several."""
+        """`hold`: a session while a request of it runs; `aborts`: of all models' calls, where there are several."""
         self._model = model
         self._preparer = preparer
         self._usage = usage  # None: nobody wants to know
@@ -78,11 +80,7 @@ class Pipeline:
         self._in_flight = in_flight
         self._retries = retries
         self.aborts = aborts or Aborts()
-        self.sessions = KeptSessions()
-        fleet = dispatcher.fleet
-        self.door = SessionDoor(
-            lambda: share_of(fleet.pairs(), fleet.pool_tokens(), len(fleet.routers())), lambda: self.problem
-        )
+        self._hold = hold
         self._eos_ids = frozenset(model.tokenizer.eos_ids)
         self._parsed_tokenizer = model.tokenizer.showing(model.formats.tokens)
         self._showing_tokenizer = model.tokenizer.showing(model.tokenizer.special_tokens)
@@ -222,7 +220,7 @@ class Pipeline:
         flight = InFlightRequest(client.tier, client.life.arrival_s, response, execution.compute_s, is_awaited)
         outcome = DISCONNECTED  # what ends without a word of ours was ended by the client
         session = Key(client.caller.name, client.routing.session)
-        with self._in_flight.holding(flight), self.door.request(session) as context:
+        with self._in_flight.holding(flight), self._hold(session) as context:
             try:
                 piece, finish = response.on_delta(await execution.next())
                 self._gate.learn(request)

@@ -48,6 +48,7 @@ class Terms:
     max_tokens: int  # of all turns
     idle_s: float  # that it may be unused
     expected_tokens: int = 0  # of context, by who asked for room; 0: nobody did
+    model: int = 0  # which of the router's models it is of
 
 
 @dataclass(slots=True, eq=False)
@@ -104,6 +105,12 @@ class Turn:
     _follow: Follow
     _output: array[int] = field(default_factory=lambda: array(TOKEN_TYPE))
 
+    def check_model(self, model: int) -> None:
+        """Raise `InvalidRequest` if the session is of another model: its tokens mean something else there."""
+        if self._session.terms.model != model:
+            words = f"the session {self._follow.session_id!r} was opened for another model"
+            raise InvalidRequest(words, param="session_params.id")
+
     def on_output(self, token_ids: Sequence[int]) -> None:
         """Hear of more of its output."""
         self._output.extend(token_ids)
@@ -121,7 +128,7 @@ class Turn:
 
 
 class KeptSessions:
-    """The sessions of one router process."""
+    """The sessions of one router."""
 
     def __init__(self) -> None:
         self._sessions: dict[tuple[str, str], _Session] = {}  # by owner and id, who was used last at the end

@@ -413,7 +413,7 @@ class Fleet:
         session = self._sessions.pop(instance_id)
         self.text_index.forget(instance_id)
         self.prefixes.forget(instance_id)
-        if self._membership.has_ended(instance_id):
+        if self._membership.has_ended(instance_id) and not self._closed_because:
             group.create_task(self._await_last_outputs(session))
         else:
             self._end(instance_id)

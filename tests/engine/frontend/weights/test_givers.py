@@ -67,7 +67,7 @@ def play(fake: Fake, *later: tuple[Instance, ...]) -> Fake:
             await asyncio.sleep(0)
             assert not fake.told
             fake.list(*instances)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await naming
 
     asyncio.run(run())

@@ -65,9 +65,9 @@ class Scheduler:
     @staticmethod
     def new(source: ModelSource, rank: int, meeting: Meeting, most_recorded: int, *, overlaps: bool) -> Scheduler:
         """One that overlaps exchanges by collectives."""
-        assert source.config.moe is not None
         experts = ThreadExperts(rank, meeting, most_recorded=most_recorded)
-        peers = ThreadPeers(rank, meeting, experts.room(source.config.moe.num_experts), 64)
+        num_experts = 2 if source.config.moe is None else source.config.moe.num_experts
+        peers = ThreadPeers(rank, meeting, experts.room(num_experts), 64)
         experts.exchange_by = None if overlaps else peers
         communicator: Any = LoneCommunicator(experts)  # type: ignore[arg-type]
         kv = new_pool(source)
@@ -97,7 +97,11 @@ def source(tiny_experts_folder: Path) -> ModelSource:
 
 @pytest.fixture(scope="module")
 def alone(source: ModelSource) -> list[list[Tensor | None]]:
-    """What each scheduler's steps give in a process that has all experts."""
+    return computed_alone(source)
+
+
+def computed_alone(source: ModelSource) -> list[list[Tensor | None]]:
+    """What each scheduler's steps give in a process that has all experts, or whole networks."""
     runners = [ModelRunner(source, new_pool(source), dtype="float32") for _ in range(2)]
     return [
         [None if (own := steps[i]) is None else runner.logits(own).clone() for steps in ROUNDS]
@@ -137,6 +141,18 @@ def test_halves_of_steps_give_what_a_process_alone_computes(
     schedulers = on_threads(2, lambda rank, meeting: run(source, 0, 2, rank, meeting))
     for scheduler, expected in zip(schedulers, alone, strict=True):
         assert "ss" in scheduler.experts.exchanges
+        for found, wanted in zip(scheduler.found, expected, strict=True):
+            assert (found is None) == (wanted is None)
+            if found is not None and wanted is not None:
+                torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("overlap", [0, 2], ids=["whole", "halves"])
+def test_networks_that_both_share_give_what_a_process_alone_computes(tiny_folder: Path, overlap: int) -> None:
+    """Also where rows of nobody stand behind those that are picked."""
+    source = open_model(str(tiny_folder))
+    schedulers = on_threads(2, lambda rank, meeting: run(source, 0, overlap, rank, meeting))
+    for scheduler, expected in zip(schedulers, computed_alone(source), strict=True):
         for found, wanted in zip(scheduler.found, expected, strict=True):
             assert (found is None) == (wanted is None)
             if found is not None and wanted is not None:

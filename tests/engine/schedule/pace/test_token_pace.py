@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from diptych.engine.schedule.kv_forecast import OutputLengths
-from diptych.engine.schedule.pace.step_pace import AT_LAST, PATIENCE, UNBOUNDED, NextPrompt, StepPace
+from diptych.engine.schedule.pace.prompts import PATIENCE, NextPrompt
+from diptych.engine.schedule.pace.step_pace import AT_LAST, UNBOUNDED, StepPace
 from diptych.engine.schedule.pace.token_deadlines import FORGIVEN, TokenDeadlines, grouped
 from diptych.engine.values.prompt_cost import MIN_CHUNK
 from diptych.engine.values.request import Request, new_request

@@ -13,8 +13,9 @@ import pytest
 from diptych.common.errors import DiptychError, InvalidRequest, Overloaded, Unavailable
 from diptych.common.members.roles import LegKind
 from diptych.generation.output import FailureCode
+from diptych.router.admission.session_desk import SessionDesk
+from diptych.router.batches.bench import LineCall
 from diptych.router.batches.slots import Slot
-from diptych.router.batches.work import LineCall
 from diptych.router.errors import ModelNotFound
 from diptych.router.http.openai import batch_lines
 from diptych.router.http.openai.batch_lines import LineServer
@@ -45,7 +46,7 @@ class Failing:
 
 def served(error: DiptychError, callers: Callers | None = None) -> int:
     pipeline: Any = Failing(error)
-    return asyncio.run(LineServer(Models([pipeline]), callers).serve(CALL)).status
+    return asyncio.run(LineServer(Models([pipeline], SessionDesk([], lambda: 0.0)), callers).serve(CALL)).status
 
 
 @pytest.mark.parametrize("code", [FailureCode.PEER_LOST, FailureCode.TRANSFER_FAILED, FailureCode.ABORTED])

@@ -143,11 +143,6 @@ def test_turns_of_a_session_send_only_what_is_new(start_cluster: Callable[..., C
     assert ask(cluster, "POST", "/generate", body=body)[1]["error"]["param"] == "session_params.id"
 
 
-def test_a_router_of_several_processes_keeps_no_sessions(start_cluster: Callable[..., Cluster]) -> None:
-    status, answer = ask(start_cluster(workers=2), "POST", "/open_session", body={"capacity_of_str_len": 9})
-    assert (status, answer["error"]["code"]) == (409, "conflict")
-
-
 def test_a_turn_has_one_prompt_and_one_output(cluster: Cluster) -> None:
     params = {"id": "s"}
     for body in ({"text": ["a", "b"]}, {"text": "a", "sampling_params": {"n": 2}}):
@@ -207,7 +202,7 @@ def crowd(cluster: Cluster) -> int:
     for worker in cluster.workers:
         worker.instance.load.total_pages = 100
         cluster.report_load(worker, worker.instance.load)
-    door = cluster.router.served[0].pipeline.door
+    door = cluster.router.desk.doors[0]
     cluster.wait_until(lambda: door.capacity_tokens == 100 * worker.instance.transfer.layout.page_size > 0)
     return int(door.capacity_tokens)
 
@@ -227,7 +222,7 @@ def opened(cluster: Cluster, name: str, tokens: int, key: str = "", **fields: An
 
 
 def test_a_session_waits_in_line_for_room_and_keeps_its_place(crowded: Cluster) -> None:
-    tokens = crowded.router.served[0].pipeline.door.capacity_tokens
+    tokens = crowded.router.desk.doors[0].capacity_tokens
     assert opened(crowded, "a", tokens, wait_s=100) == (200, "a")
     status, answer = opened(crowded, "b", tokens, wait_s=0.001)
     assert (status, answer["error"]["code"]) == (503, "unavailable")
@@ -244,7 +239,7 @@ def test_a_session_waits_in_line_for_room_and_keeps_its_place(crowded: Cluster) 
 
 
 def test_who_asks_again_because_the_answer_was_lost_has_the_same_session(crowded: Cluster) -> None:
-    door = crowded.router.served[0].pipeline.door
+    door = crowded.router.desk.doors[0]
     tokens = door.capacity_tokens
     assert opened(crowded, "a", tokens, wait_s=100) == (200, "a")
     assert opened(crowded, "a", tokens, wait_s=50) == (200, "a"), "how long it may wait is no part of the session"
@@ -260,7 +255,7 @@ def test_who_asks_again_because_the_answer_was_lost_has_the_same_session(crowded
 
 
 def test_of_two_calls_that_wait_for_the_same_session_the_latest_has_it(crowded: Cluster) -> None:
-    door = crowded.router.served[0].pipeline.door
+    door = crowded.router.desk.doors[0]
     assert opened(crowded, "a", door.capacity_tokens, wait_s=100) == (200, "a")
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(opened, crowded, "b", 9, wait_s=100)
@@ -274,21 +269,21 @@ def test_of_two_calls_that_wait_for_the_same_session_the_latest_has_it(crowded: 
 def test_a_session_that_could_not_be_opened_behind_its_wait_has_no_room(
     crowded: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = crowded.router.served[0].pipeline
-    assert opened(crowded, "a", pipeline.door.capacity_tokens, wait_s=100) == (200, "a")
+    door = crowded.router.desk.doors[0]
+    assert opened(crowded, "a", door.capacity_tokens, wait_s=100) == (200, "a")
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(opened, crowded, "b", 9, wait_s=100)
-        crowded.wait_until(lambda: pipeline.door.num_calls == 1)
+        crowded.wait_until(lambda: door.num_calls == 1)
         assert opened(crowded, "c", 9) == (200, "c")
         monkeypatch.setattr("diptych.router.values.kept_sessions.MAX_OF_ALL", 1)
         assert opened(crowded, "d", 9, wait_s=100)[0] == 429, "before it waits"
         ask(crowded, "POST", "/close_session", body={"session_id": "a"})
         assert answer.result(100)[0] == 429
-    assert pipeline.door.line.num_in == pipeline.door.line.num_waiting == 0
+    assert door.line.num_in == door.line.num_waiting == 0
 
 
 def test_a_session_that_is_open_and_asked_for_no_room_is_refused_before_it_waits(crowded: Cluster) -> None:
-    door = crowded.router.served[0].pipeline.door
+    door = crowded.router.desk.doors[0]
     assert opened(crowded, "a", 9) == (200, "a")
     assert opened(crowded, "a", 9)[0] == 400, "as in SGLang"
     assert opened(crowded, "a", 9, wait_s=100)[0] == 400
@@ -309,7 +304,7 @@ def test_a_key_that_holds_its_share_waits_behind_another(start_cluster: Callable
 
 
 def test_any_api_tells_how_much_context_a_session_has(crowded: Cluster) -> None:
-    door = crowded.router.served[0].pipeline.door
+    door = crowded.router.desk.doors[0]
     assert opened(crowded, "a", door.capacity_tokens, wait_s=100) == (200, "a")
     crowded.complete("abc")
     assert door.line.num_tokens == door.capacity_tokens
@@ -324,7 +319,7 @@ def test_words_of_the_line_that_make_no_sense_are_refused(cluster: Cluster, fiel
 
 
 def test_the_place_of_a_client_that_leaves_the_line_is_not_taken(crowded: Cluster) -> None:
-    door = crowded.router.served[0].pipeline.door
+    door = crowded.router.desk.doors[0]
     assert opened(crowded, "a", door.capacity_tokens, wait_s=100) == (200, "a")
     connection = http.client.HTTPConnection(crowded.url.removeprefix("http://"), timeout=200)
     connection.request("POST", "/open_session", json.dumps({"capacity_of_str_len": 9, "session_id": "b", "wait_s": 99}))
@@ -332,4 +327,94 @@ def test_the_place_of_a_client_that_leaves_the_line_is_not_taken(crowded: Cluste
     connection.close()
     crowded.wait_until(lambda: door.num_calls == 0)
     ask(crowded, "POST", "/close_session", body={"session_id": "a"})
-    assert crowded.router.served[0].pipeline.sessions.close("", "b") is False
+    assert crowded.router.desk.sessions.close("", "b") is False
+
+
+@pytest.fixture
+def stub(crowded: Cluster) -> Iterator[Any]:
+    with grpc.insecure_channel(crowded.grpc_target) as channel:
+        yield inference_pb2_grpc.InferenceStub(channel)
+
+
+def asked(name: str, **fields: Any) -> Any:
+    return inference_pb2.OpenSessionRequest(session_id=name, capacity_of_str_len=100_000, **fields)
+
+
+def test_a_session_is_opened_used_and_closed_over_grpc_in_the_same_line(crowded: Cluster, stub: Any) -> None:
+    door = crowded.router.desk.doors[0]
+    assert stub.OpenSession(asked("a", wait_s=100, context_tokens=door.capacity_tokens)).session_id == "a"
+    with pytest.raises(grpc.RpcError, match="number 1 in line") as refused:
+        stub.OpenSession(asked("b", wait_s=0.001))
+    error: Any = refused.value
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert dict(error.trailing_metadata())["retry-after"] == "5"
+    waits = stub.OpenSession.future(asked("b", wait_s=100))
+    crowded.wait_until(lambda: door.num_calls == 1)
+    answers = [stub.CloseSession(inference_pb2.CloseSessionRequest(session_id=name)).was_open for name in "ac"]
+    assert answers == [True, False]
+    assert waits.result(100).session_id == "b"
+    assert ask(crowded, "POST", "/close_session", body={"session_id": "b"}) == (200, {"was_open": True})
+
+
+def test_turns_over_grpc_send_only_what_is_new(crowded: Cluster, stub: Any) -> None:
+    crowded.script = "Hi!"
+    name = stub.OpenSession(asked("")).session_id
+
+    def turn(request_id: str, text: str, **follow: Any) -> int:
+        params = inference_pb2.SessionParams(id=name, **follow)
+        request = inference_pb2.GenerateRequest(text=text, request_id=request_id, session_params=params)
+        return int(stub.Generate(request).usage.prompt_tokens)
+
+    assert [turn("a", "abc"), turn("b", "de", rid="a"), turn("c", "f", rid="a", drop_previous_output=True)] == [3, 9, 4]
+    assert ask(crowded, "POST", "/close_session", body={"session_id": name}) == (200, {"was_open": True})
+
+
+def test_a_call_over_grpc_that_is_cancelled_or_too_late_waits_no_longer(crowded: Cluster, stub: Any) -> None:
+    door = crowded.router.desk.doors[0]
+    stub.OpenSession(asked("a", wait_s=100, context_tokens=door.capacity_tokens))
+    waits = stub.OpenSession.future(asked("b", wait_s=100))
+    crowded.wait_until(lambda: door.num_calls == 1)
+    waits.cancel()
+    crowded.wait_until(lambda: door.num_calls == 0)
+    with pytest.raises(grpc.RpcError) as refused:
+        stub.OpenSession(asked("c", wait_s=100), timeout=0.2)
+    assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    crowded.wait_until(lambda: door.num_calls == 0)
+    assert [door.line.place(Key("", name)) for name in "bc"] == [1, 2], "the places are kept for a while"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("capacity_of_str_len", 0),
+        ("context_tokens", 2**31),
+        ("timeout", 3601.0),
+        ("wait_s", float("nan")),
+        ("session_id", "s" * 129),
+    ],
+)
+def test_what_makes_no_sense_of_a_session_over_grpc_is_refused(stub: Any, field: str, value: Any) -> None:
+    request = asked("a")
+    setattr(request, field, value)
+    with pytest.raises(grpc.RpcError, match=field) as refused:
+        stub.OpenSession(request)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 2},
+        {"best_of": 2},
+        {"session_params": inference_pb2.SessionParams(id="s" * 129)},
+        {"chat": inference_pb2.ChatMessages()},
+    ],
+    ids=["n", "best_of", "name", "chat"],
+)
+def test_a_turn_over_grpc_has_one_prompt_and_one_output(stub: Any, fields: Any) -> None:
+    fields = {"text": "a", "session_params": inference_pb2.SessionParams(id="s"), **fields}
+    if "chat" in fields:
+        del fields["text"]
+    with pytest.raises(grpc.RpcError, match=r"one prompt|1 to 128") as refused:
+        stub.Generate(inference_pb2.GenerateRequest(**fields))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

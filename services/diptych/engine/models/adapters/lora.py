@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diptych.architectures.placement import Placed, with_output
+from diptych.architectures.placement import Placed
 from diptych.common.arrays import I64
 from diptych.common.errors import InvalidRequest, Overloaded
 from diptych.engine.lora.registry import EMBEDDING, OUTPUT, TARGETS, WITHOUT_ADAPTERS, Adapter, InvalidAdapter
@@ -139,8 +139,9 @@ class Loras:
     `prepare` may run in any thread, `install` and `remove` in another one than `begin` and the model.
     """
 
-    def __init__(self, num_layers: int, setting: LowRankSetting, kernels: LowRankKernels) -> None:
-        self._late_names = {OUTPUT, *(f"{num_layers - 1}.{name}" for name in LATE)}
+    def __init__(self, late_layer: int | None, setting: LowRankSetting, kernels: LowRankKernels) -> None:
+        """`late_layer`: behind whose attention only tokens with logits are computed; None: in a stage behind ours."""
+        self._late_names = {OUTPUT, *(f"{late_layer}.{name}" for name in LATE)}
         self._setting = setting
         self._slots = kernels(setting) if setting.num_slots else None
         self._all, self._late = _Current(), _Current()
@@ -217,10 +218,10 @@ def _check_rank(adapter: Adapter, max_rank: int | None) -> None:
 
 
 def adapted_matrices(placement: Iterable[Placed]) -> dict[str, AdaptedMatrix]:
-    """Return the matrices of a model that adapters may change, by name."""
+    """Return the matrices among these that adapters may change, by name: see `adapted_placement`."""
     parts: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     columns: dict[str, int] = {}
-    for _, pieces in with_output(placement):
+    for _, pieces in placement:
         for piece in pieces:
             if TARGETS.fullmatch(piece.target):
                 num_rows, num_columns = piece.shape

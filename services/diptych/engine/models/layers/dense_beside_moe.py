@@ -11,7 +11,7 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig, Moe
 from diptych.engine.models.arithmetic.ops import Ops
 from diptych.engine.models.layers.buffers import Buffers
-from diptych.engine.models.layers.layer_communicator import WHOLE
+from diptych.engine.models.layers.layer_communicator import WHOLE, Layout
 from diptych.engine.models.layers.mlp import Mlp, Steps
 from diptych.engine.models.layers.moe import Sending, SentExperts, new_experts, serve_others
 from diptych.engine.models.layers.routing import route
@@ -54,6 +54,9 @@ class DenseBesideMoe:
             moe=config.moe,
             eps=config.rms_norm_eps,
         )
+
+    def reads(self, num_rows: int) -> Layout:
+        return Layout.WHOLE
 
     def serve_others(self, nothing: Tensor) -> Sequence[Operation]:
         return serve_others(self.experts, self.moe, nothing)

@@ -8,6 +8,9 @@ brings them together and gives the next block what it needs: normed rows of all 
 - stream `SCATTERED`: each rank adds up its part of the rows (reduce-scatter), adds and norms them alone, and gives the
   normed rows to all (all-gather). As many bytes go over the wire; of stream and norm each rank has a part only.
 
+A network that ranks of other schedulers share, too, leaves each rank sums of its part of the rows (`SCATTERED`), and
+reads no others: to a scattered stream they are added as they are, and nobody gathers what goes to all anyway.
+
 Which one depends on the number of tokens alone, by `Ranks.scatters`, so that all ranks choose alike. (The idea is
 SGLang's `LayerCommunicator`; a reduce-scatter in place of an all-reduce is arXiv 2205.05198's.)
 """
@@ -37,8 +40,9 @@ class Layout(enum.Enum):
 class Found:
     """What a block has left in `Buffers.delta`."""
 
-    layout: Layout  # `WHOLE` or `SUMMANDS`
+    layout: Layout
     add_once: Callable[[Tensor, slice], None] | None = None  # adds what no rank has added to these rows of the sum
+    num_rows: int = 0  # of `SCATTERED`: those that are somebody's; behind them all have the same
 
 
 SUMMANDS: Final = Found(Layout.SUMMANDS)
@@ -97,20 +101,30 @@ class LayerCommunicator:
         self._gather(own, out)
 
     def add(
-        self, stream: Stream, found: Found, delta: Tensor, post_norm: Tensor | None, next_norm: Norm | None, out: Tensor
+        self,
+        stream: Stream,
+        found: Found,
+        delta: Tensor,
+        post_norm: Tensor | None,
+        next_norm: Norm | None,
+        out: Tensor,
+        wanted: Layout = Layout.WHOLE,
     ) -> None:
         """Add what a block found, normed by `post_norm`, to the stream; write that to `out` as `give` does.
 
-        `delta`, `[num_tokens, hidden_size]`, may be overwritten.
+        `delta`, `[num_tokens, hidden_size]`, may be overwritten. `wanted`: `SCATTERED` where the next block reads no
+        rows of `out` but our part.
         """
         if stream.layout is Layout.SCATTERED:
-            self._add_scattered(stream, found, delta, post_norm, next_norm, out)
+            self._add_scattered(stream, found, delta, post_norm, next_norm, out, wanted)
             return
         is_bare = found.add_once is None and post_norm is None and self._residual_scale == 1
         if found.layout is Layout.SUMMANDS:
             if is_bare and next_norm is not None and next_norm.add_sum(stream.x, delta, out):
                 return
             self._ranks.all_reduce(delta)
+        elif found.layout is Layout.SCATTERED:
+            self._join(delta[: found.num_rows])
         if found.add_once is not None:
             found.add_once(delta, slice(0, len(delta)))
         self._add(stream.x, delta, post_norm, next_norm, out)
@@ -124,7 +138,14 @@ class LayerCommunicator:
         return Stream(x[rows], Layout.WHOLE, len(rows))
 
     def _add_scattered(
-        self, stream: Stream, found: Found, delta: Tensor, post_norm: Tensor | None, next_norm: Norm | None, out: Tensor
+        self,
+        stream: Stream,
+        found: Found,
+        delta: Tensor,
+        post_norm: Tensor | None,
+        next_norm: Norm | None,
+        out: Tensor,
+        wanted: Layout,
     ) -> None:
         rows = self._own_rows(stream.num_tokens)
         count = rows.stop - rows.start
@@ -132,11 +153,16 @@ class LayerCommunicator:
         if found.layout is Layout.SUMMANDS:
             self._ranks.reduce_scatter(self._padded(delta), own)
         else:
+            if found.layout is Layout.SCATTERED and found.num_rows != stream.num_tokens:  # other rows are our part
+                self._join(delta[: found.num_rows])
             own[:count] = delta[rows]
         if found.add_once is not None:
             found.add_once(own[:count], rows)
         self._add(stream.x, own, post_norm, next_norm, normed)
-        self._gather(normed, out)
+        if wanted is Layout.SCATTERED:
+            out[rows] = normed[:count]
+        else:
+            self._gather(normed, out)
 
     def _add(self, x: Tensor, delta: Tensor, post_norm: Tensor | None, next_norm: Norm | None, out: Tensor) -> None:
         if post_norm is not None:
@@ -170,6 +196,15 @@ class LayerCommunicator:
         padded = x.new_zeros(num_rows, x.shape[1])
         padded[: len(x)] = x
         return padded
+
+    def _join(self, x: Tensor) -> None:
+        """Replace the rows of other ranks, of which each has its part."""
+        if self._ranks.size == 1 or not len(x):
+            return
+        rows = self._own_rows(len(x))
+        own = x.new_empty(self._part(len(x)), x.shape[1])
+        own[: rows.stop - rows.start] = x[rows]
+        self._gather(own, x)
 
     def _gather(self, own: Tensor, out: Tensor) -> None:
         """Write the rows of all ranks to `out`, which has no place for those that are nobody's."""

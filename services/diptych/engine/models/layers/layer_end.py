@@ -80,11 +80,11 @@ class LayerEnd:
     ops: Ops
     given: LayerInput | None
     scale: Tensor  # [1]
-    next_norm: Tensor
+    next_norm: Tensor | None  # None: behind a stage of a pipeline
     eps: float
 
     @staticmethod
-    def build(config: ModelConfig, weights: Weights, ops: Ops, layer: int, next_norm: Tensor) -> LayerEnd:
+    def build(config: ModelConfig, weights: Weights, ops: Ops, layer: int, next_norm: Tensor | None) -> LayerEnd:
         eps, dim = config.rms_norm_eps, config.per_layer_dim
         given = None
         if dim:
@@ -98,4 +98,5 @@ class LayerEnd:
         if self.given is not None:
             self.given.add(x, buffers)
         x.mul_(self.scale)
-        self.ops.rms_norm(x, self.next_norm, self.eps, buffers.normed)
+        if self.next_norm is not None:
+            self.ops.rms_norm(x, self.next_norm, self.eps, buffers.normed)

@@ -12,7 +12,7 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.engine.models.arithmetic.ops import Gated, Ops
 from diptych.engine.models.layers.buffers import Buffers
-from diptych.engine.models.layers.layer_communicator import SUMMANDS, Found
+from diptych.engine.models.layers.layer_communicator import SUMMANDS, Found, Layout
 from diptych.engine.models.matrices.matrix import Matrix
 from diptych.engine.models.matrices.weights import Weights
 from diptych.engine.models.operations import Operation
@@ -27,6 +27,10 @@ class Steps(NamedTuple):
 
 class FeedForward(Protocol):
     """What follows attention in a layer."""
+
+    def reads(self, num_rows: int) -> Layout:
+        """Return `SCATTERED` if of so many rows of `normed` it reads this rank's part alone; else `WHOLE`."""
+        ...
 
     def steps(self, buffers: Buffers) -> Steps:
         """Return what makes `delta` of `normed`, which may be overwritten."""
@@ -52,6 +56,9 @@ class Mlp:
     def build(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> Mlp:
         gated = ops.gated(weights.matrix(f"{layer}.gate_up"), config.activation)
         return Mlp(ops, gated, weights.matrix(f"{layer}.down"))
+
+    def reads(self, num_rows: int) -> Layout:
+        return Layout.WHOLE
 
     def serve_others(self, nothing: Tensor) -> Sequence[Operation]:
         """Nothing: each scheduler has the whole network."""

@@ -248,6 +248,9 @@ class MoeBlock:
             moe=config.moe,
         )
 
+    def reads(self, num_rows: int) -> Layout:
+        return Layout.WHOLE
+
     def serve_others(self, nothing: Tensor) -> Sequence[Operation]:
         return serve_others(self.experts, self.moe, nothing)
 

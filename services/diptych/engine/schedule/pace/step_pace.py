@@ -23,11 +23,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from diptych.engine.schedule.kv_forecast import OutputLengths
 from diptych.engine.schedule.pace.mixed_floor import MixedFloor, are_few
+from diptych.engine.schedule.pace.prompts import ORIGIN, NextPrompt, Prompts, PromptShare
 from diptych.engine.schedule.pace.step_sizes import STEP_S
 from diptych.engine.schedule.pace.step_times import NEAR, ContextCount, StepLine
 from diptych.engine.schedule.pace.token_deadlines import TokenDeadlines
@@ -35,7 +35,6 @@ from diptych.engine.values.prompt_cost import MIN_CHUNK, STEP_COST
 from diptych.engine.values.request import Request
 
 UNBOUNDED: Final = -1
-PATIENCE: Final = 8  # steps
 IDLE_STEP_S: Final = 0.02  # that a step of work for idle time takes, about
 HEADROOM: Final = 0.92  # of the time that is left is planned: what is spared comes back, as slack, in the next step
 WORTH: Final = 8  # times what a step costs that has nothing else: prompts wait until there is time for so much
@@ -43,92 +42,11 @@ AT_LAST: Final = 2 * STEP_COST  # for who has waited: fewer would be hardly chea
 SHARED: Final = 0.5  # of it is for prompts beside tokens while others wait to have a step of their own
 STEP_CONTEXT: Final = 100_000  # tokens of context that an H200 reads while it reads weights: for a step's first guess
 ROW_CONTEXT: Final = 64  # and while it does the rest for one request
-MEMORY_S: Final = 5.0  # of which share of the time prompts take
 LEAST_LEFT: Final = 0.01  # of it, for outputs
 SHOWN_BITS: Final = 2  # of a budget that is told to others, who need not hear of each small change
 CONTEXT_BITS: Final = 7  # and of contexts
 TOLD_EVERY: Final = 16  # steps, as to how long their parts take
-COMPUTED: Final = 1.25  # times what reading the weights takes: then a step took as long as its products
-ORIGIN: Final = 1.0  # steps: so much counts, against those that are remembered, that no prompt takes no time
 TOGETHER: Final = 8  # steps without prompts are learned from at once, unless it matters before: they are alike
-
-
-@dataclass(slots=True)
-class _Prompts:
-    """Prompts of one kind: computed beside tokens, or in steps of their own.
-
-    A step reads all weights, and computes meanwhile: it takes the longer of the two (the roofline). Beside tokens,
-    which read the weights anyway, prompts take what their products take beyond `read_s`. But a step with both takes
-    `floor_s` longer than one without prompts (`MixedFloor`): fewer than take so long are not worth it. What is left
-    until there is time for more is no loss, as deadlines are sums.
-    """
-
-    least: int  # that is worth a step
-    line: StepLine = field(default_factory=lambda: StepLine(ORIGIN))  # the seconds of steps but for tokens
-    read_s: float = 0.0  # of reading weights, where tokens need them, too
-    floor_s: float = 0.0  # that any take, as of the next step
-    num_refused: int = 0  # steps with tokens since they had some of one
-    is_refused: bool = False  # they want some of the next, and don't get it
-
-    def cost_in(self, seconds: float) -> int:
-        """Return what prompts may cost that take so long."""
-        if not self.line.is_known:
-            return self.least if seconds > 0 else 0  # to find out
-        if 0.0 < self.floor_s > seconds:
-            return 0
-        return max(0, self.line.work_in(seconds + self.read_s))
-
-    def seconds_of(self, cost: int) -> float:
-        """Return how long prompts of such a cost take."""
-        return max(self.floor_s, self.line.at(cost) - self.read_s)
-
-    @property
-    def at_floor(self) -> int:
-        """What prompts cost that take no longer than any."""
-        return self.line.work_in(self.floor_s + self.read_s) if self.floor_s else 0
-
-    def learn(self, cost: int, seconds: float, reach: int) -> None:
-        """A step with prompts of such a cost took so long but for tokens, and with reading the weights.
-
-        Where reading the weights took most of it, products took no longer; it tells more only if they were to. But if
-        it had about all that is believed to be known of, up to `reach`, it is learned: else none would have more.
-        """
-        if NEAR * cost > reach or seconds > COMPUTED * self.read_s or self.line.at(cost) > seconds:
-            self.line.learn(cost, seconds)
-
-    def enough(self, wanted: int) -> int:
-        """Return what is worth a step, where so much waits."""
-        if not self.line.is_known:
-            return min(self.least, wanted)
-        return min(max(self.least, self.at_floor), wanted, self.line.reach)
-
-    def patient(self, budget: int, enough: int, at_last: int) -> int:
-        """Return what they get where so much would be right: nothing where that is too little, but not for ever."""
-        if budget >= enough:
-            return budget
-        self.is_refused = True
-        return max(at_last, budget) if self.num_refused + 1 >= PATIENCE else 0
-
-    def stepped(self, has_tokens: bool, cost: int) -> None:
-        if has_tokens and not cost and self.is_refused:
-            self.num_refused += 1
-        elif cost or has_tokens:
-            self.num_refused = 0
-        if cost or has_tokens:
-            self.is_refused = False
-
-
-class NextPrompt(NamedTuple):
-    """A prompt whose turn it is."""
-
-    room: int
-    due_s: float  # its first token; infinite: nobody said when
-    cost: int  # of what is left of it
-    weight: float  # of missing that, beside what outputs weigh
-    queued: int  # tokens of all that wait with it
-    num_waiting: int  # prompts, with it
-    place: tuple[bool, float]  # in the order of all that wait here: those that may be in time, by when they came
-    is_idle_work: bool = False  # it is behind all others, and so are all that wait
 
 
 class _Launched(NamedTuple):
@@ -154,12 +72,11 @@ class StepPace:
         self._ended_s = -math.inf  # the last step
         self._free_s = -math.inf  # when all that is launched will be over
         self._tokens = StepLine()  # by context
-        self._beside = _Prompts(MIN_CHUNK)
+        self._beside = Prompts(MIN_CHUNK)
         self._floor = MixedFloor()
-        self._apart = _Prompts(WORTH * STEP_COST)
+        self._apart = Prompts(WORTH * STEP_COST)
         self._favoured = 0  # room of a prompt for which outputs wait until it is complete, or late; 0: none yet
-        self._prompts_s = self._seconds = 0.0  # that steps took of late while outputs waited, and those for prompts
-        self._unnoted_s = 0.0  # of steps without prompts that are in neither yet
+        self._share = PromptShare()
         self._together = 1  # steps without prompts that are learned from at once: fewer while little is known
         self._num_plain = self._plain_work = 0  # of those that nothing has been learned from
         self._plain_s = 0.0
@@ -238,7 +155,7 @@ class StepPace:
         return coarse(self._contexts.num_tokens, CONTEXT_BITS)
 
     def _budget(
-        self, most: int, wanted: int, prompts: _Prompts, num_rows: int, spare_s: float, longest_s: float, least: int = 0
+        self, most: int, wanted: int, prompts: Prompts, num_rows: int, spare_s: float, longest_s: float, least: int = 0
     ) -> int:
         """Return what prompts may cost: deadlines leave them `spare_s` or `least`, and the longest step `longest_s`."""
         known = self._known(prompts)
@@ -253,10 +170,10 @@ class StepPace:
         return min(budget, max(MIN_CHUNK, num_rows, fitting))
 
     @staticmethod
-    def _patient(prompts: _Prompts, known: _Prompts, wanted: int, spare_s: float) -> int:
+    def _patient(prompts: Prompts, known: Prompts, wanted: int, spare_s: float) -> int:
         return prompts.patient(known.cost_in(spare_s), known.enough(wanted), max(AT_LAST, known.at_floor))
 
-    def _goes_first(self, first: NextPrompt, prompts: _Prompts, tokens_s: float, spare_s: float, now_s: float) -> bool:
+    def _goes_first(self, first: NextPrompt, prompts: Prompts, tokens_s: float, spare_s: float, now_s: float) -> bool:
         """Whether more is lost when a prompt waits for the time that outputs leave than when they wait for it."""
         known = self._known(prompts)
         work_s = known.seconds_of(first.cost)
@@ -276,40 +193,15 @@ class StepPace:
 
     def _pays(self, gained: float, work_s: float, tokens_s: float, now_s: float) -> bool:
         """Whether fewer outputs are lost than prompts are won that take so long."""
-        pace_s = tokens_s / max(LEAST_LEFT, 1 - self._prompts_share())
+        pace_s = tokens_s / max(LEAST_LEFT, 1 - self._share.now)
         return self._deadlines.lost(now_s + tokens_s, work_s, tokens_s, pace_s) < gained
 
-    def _prompts_share(self) -> float:
-        """Which share of the time prompts took of late, while outputs waited."""
-        self._note_plain()
-        return max(0.0, self._prompts_s / self._seconds) if self._seconds else 0.0
-
-    def _note_time(self, step: _Launched, took_s: float) -> None:
-        """Steps without prompts are noted together: what they do to the share depends on their time alone."""
-        if not step.cost:
-            self._unnoted_s += took_s
-            return
-        self._note_plain()
-        tokens_s = self._tokens.at(step.work) if step.num_rows else 0.0
-        self._note_share(took_s, took_s - tokens_s)
-
-    def _note_plain(self) -> None:
-        self._note_share(self._unnoted_s, 0.0)
-        self._unnoted_s = 0.0
-
-    def _note_share(self, took_s: float, prompts_s: float) -> None:
-        if took_s > 0:
-            kept = math.exp(-took_s / MEMORY_S)
-            gained_s = MEMORY_S * (1 - kept)
-            self._seconds = self._seconds * kept + gained_s
-            self._prompts_s = self._prompts_s * kept + gained_s * prompts_s / took_s
-
-    def _known(self, prompts: _Prompts) -> _Prompts:
+    def _known(self, prompts: Prompts) -> Prompts:
         """Return these prompts, by what those of the other kind take as long as nothing is known of these."""
         if prompts.line.is_known:
             return prompts
         other = self._apart if prompts is self._beside else self._beside
-        return _Prompts(prompts.least, other.line, prompts.read_s, prompts.floor_s)
+        return Prompts(prompts.least, other.line, prompts.read_s, prompts.floor_s)
 
     @property
     def _widest(self) -> StepLine:
@@ -380,7 +272,7 @@ class StepPace:
             grown = count * num_noted + count * (count - 1) // 2  # tokens of each: one more with each step
             self._note_tokens(count, count * work + num_rows * grown)
             num_noted += count
-        self._unnoted_s += began_s - first_s
+        self._share.note_plain(began_s - first_s)
         self._ended_s = self._free_s = began_s
         self._contexts.stepped(num_steps)
         self._deadlines.stepped(num_steps)
@@ -398,6 +290,13 @@ class StepPace:
         """Return how long prompts of such a cost take in a step of their own; infinite: nothing has been measured."""
         line = self._known(self._apart).line
         return line.at(cost) if line.is_known else math.inf
+
+    def _note_time(self, step: _Launched, took_s: float) -> None:
+        if not step.cost:
+            self._share.note_plain(took_s)
+            return
+        tokens_s = self._tokens.at(step.work) if step.num_rows else 0.0
+        self._share.note(took_s, took_s - tokens_s)
 
     def _learn(self, step: _Launched, took_s: float) -> None:
         if not step.cost:

@@ -84,7 +84,7 @@ def clients_app(
     exchange = Exchange(models, bodies)
     app = _framework_app(models, probes, exchange)
     add_server_tools(app, models, bodies, trust)
-    add_sessions(app, models, bodies, config.workers)
+    add_sessions(app, models, bodies)
     _add_batches(app, batches, bodies)
     app.router.routes.append(metrics_route(models.metrics if config.open_metrics else None))
     if config.runtime_lora:

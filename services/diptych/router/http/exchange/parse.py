@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from pydantic import ValidationError
 
@@ -30,13 +30,19 @@ from diptych.router.http.openai.responses_layout import ResponseLayout
 from diptych.router.http.openai.responses_request import ResponsesRequest
 from diptych.router.keys.caller import Caller
 from diptych.router.tracing.record import Trace
-from diptych.router.values.kept_sessions import KeptSessions, Turn
+from diptych.router.values.kept_sessions import Follow, KeptSessions, Turn
 from diptych.router.values.request import ClientRequest, Prompt, ServedModel, routing_of
 from diptych.router.values.slo_tiers import wish_in
 
 TENANT_HEADER: Final = "x-tenant"
 
 B = TypeVar("B", bound=Body)
+
+
+class Turns(Protocol):
+    """Who knows the turns of sessions."""
+
+    def turn(self, owner: str, follow: Follow, name: str, now_s: float) -> Turn: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ class Origin:
     headers: Mapping[str, str]
     caller: Caller
     trace: Trace
-    sessions: KeptSessions = field(default_factory=KeptSessions)
+    sessions: Turns = field(default_factory=KeptSessions)
     priority: int | None = None  # in place of what the body says
 
     def request(

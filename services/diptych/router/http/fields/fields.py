@@ -6,8 +6,10 @@ has its neutral value (`neutral_values`); an unknown field is refused too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+import re
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -27,6 +29,10 @@ from diptych.router.http.fields.request_fields import (
 )
 from diptych.router.http.fields.strict_model import MAX_ERRORS_LISTED, MAX_ERRORS_SHOWN, StrictModel, too_many_errors
 from diptych.router.values.request import MAX_SESSION_LEN
+
+_WAY: Final = re.compile(
+    r"str|int|float|bool|\[key\]|(list|dict)\[.*\]"
+)  # to read a field: pydantic has it in its path
 
 
 class StreamOptions(StrictModel):
@@ -102,12 +108,19 @@ def to_invalid_request(error: ValidationError) -> InvalidRequest:
     if error.error_count() > MAX_ERRORS_LISTED:
         return InvalidRequest(too_many_errors(error.error_count()))
     details = error.errors(include_url=False, include_input=False)
-    words = "; ".join(_describe(item) for item in details[:MAX_ERRORS_SHOWN])
+    by_field = groupby(details[:MAX_ERRORS_SHOWN], lambda item: _path(item["loc"]))
+    words = "; ".join(_describe(path, items) for path, items in by_field)
     return InvalidRequest(words, param=_path(details[0]["loc"]) or None)
 
 
-def _describe(item: ErrorDetails) -> str:
-    path, message = _path(item["loc"]), item["msg"].removeprefix("Value error, ")
+def _describe(path: str, items: Iterable[ErrorDetails]) -> str:
+    """Say what a field should be; of one that may be several things, each of them."""
+    first, *others = items
+    return "; or ".join([_said_of(path, first), *(each["msg"].removeprefix("Input should be ") for each in others)])
+
+
+def _said_of(path: str, item: ErrorDetails) -> str:
+    message = item["msg"].removeprefix("Value error, ")
     match item["type"]:
         case "json_invalid":
             return f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}"
@@ -123,5 +136,7 @@ def _describe(item: ErrorDetails) -> str:
 def _path(loc: Sequence[int | str]) -> str:
     path = ""
     for step in loc:
+        if isinstance(step, str) and _WAY.fullmatch(step):
+            continue
         path += f"[{step}]" if isinstance(step, int) else f".{step}"
     return path.removeprefix(".")

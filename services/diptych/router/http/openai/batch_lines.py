@@ -12,9 +12,9 @@ from typing import Final
 import orjson
 
 from diptych.common.errors import DiptychError, Overloaded, Unavailable
+from diptych.router.batches.bench import LineCall
 from diptych.router.batches.idle import KEPT
 from diptych.router.batches.results import Reply
-from diptych.router.batches.work import LineCall
 from diptych.router.errors import OK, AttemptsFailed, ModelNotFound, outcome_of
 from diptych.router.extents.json_extent import is_quick
 from diptych.router.http.exchange.answers import error_body

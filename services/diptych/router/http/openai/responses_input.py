@@ -124,6 +124,8 @@ Item = Annotated[
 
 def _items(value: object) -> object:
     """Text is short for one message of the user."""
+    if not isinstance(value, str | list):
+        raise ValueError("input should be a text, or a list of items")
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 

@@ -338,14 +338,14 @@ OPERATIONS: Final = (
         "post",
         "/open_session",
         "Keep the tokens of turns, in SGLang's words",
-        _answers(str, Error, (400, 401, 408, 409, 413, 415, 429, 503)),
+        _answers(str, Error, (400, 401, 404, 408, 409, 413, 415, 429, 503)),
         OpenSessionBody,
     ),
     Operation(
         "post",
         "/close_session",
         "Forget them",
-        _answers(Closed, Error, (400, 401, 408, 413, 415, 429)),
+        _answers(Closed, Error, (400, 401, 408, 413, 415, 429, 503)),
         CloseSessionBody,
     ),
     *(

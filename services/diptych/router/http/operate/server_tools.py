@@ -6,8 +6,6 @@ and `/abort_request` too, for requests of its own.
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -19,12 +17,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from typing_extensions import TypedDict
 
-from diptych.common.errors import Conflict, DiptychError, InvalidRequest, Unavailable
+from diptych.common.errors import DiptychError, InvalidRequest, Unavailable
 from diptych.common.refusals import Refusals
 from diptych.common.trust.operator_route import Answer, operator_route
 from diptych.common.trust.trust import Trust
 from diptych.common.version import own_version
-from diptych.router.admission.session_line import Key
 from diptych.router.errors import PermissionDenied
 from diptych.router.http.exchange.answers import json_response, refusal
 from diptych.router.http.exchange.body import BodyReader
@@ -37,7 +34,8 @@ from diptych.router.keys.caller import ANYBODY
 from diptych.router.serve.aborts import Aborts
 from diptych.router.serve.models import Models
 from diptych.router.serve.pipeline import Pipeline
-from diptych.router.values.kept_sessions import IDLE_S, MAX_IDLE_S, Terms
+from diptych.router.serve.sessions import MAX_COUNT, MAX_SESSION_ID_LEN, MAX_WAIT_S, Wish, close_session, open_session
+from diptych.router.values.kept_sessions import MAX_IDLE_S
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.session import Session
 from diptych.router.workers.worker_acts import WorkerActs
@@ -47,7 +45,6 @@ B = TypeVar("B", bound=Body)
 ABORT: Final = "/abort_request"
 MAX_STEPS: Final = 1000
 MAX_TRACE_S: Final = 60.0
-MAX_WAIT_S: Final = 600.0  # that a call may wait in line for room for a session
 Instances = Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=1024)]
 
 
@@ -62,18 +59,31 @@ class AbortBody(Body):
 class OpenSessionBody(Body):
     """The body of /open_session, in SGLang's words."""
 
-    capacity_of_str_len: Annotated[int, Field(ge=1, lt=2**31)]  # tokens of all turns, here
-    session_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None  # none: a new one
+    capacity_of_str_len: Annotated[int, Field(ge=1, le=MAX_COUNT)]  # tokens of all turns, here
+    session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID_LEN)] | None = None  # none: a new one
     timeout: Annotated[float, Field(gt=0, le=MAX_IDLE_S)] | None = None  # seconds that it may be unused
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] | None = None  # ours: in line for room; 0 or none: no line
-    context_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None  # ours: the longest context that is expected
+    context_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = (
+        None  # ours: the longest context that is expected
+    )
+    model: Annotated[str, Field(max_length=1024)] | None = None  # ours: where there are several, which one
     streaming: Literal[False] | None = None
+
+    def wish(self) -> Wish:
+        return Wish(
+            self.capacity_of_str_len,
+            self.session_id or "",
+            self.timeout or 0.0,
+            self.wait_s or 0.0,
+            self.context_tokens or 0,
+            self.model or "",
+        )
 
 
 class CloseSessionBody(Body):
     """The body of /close_session."""
 
-    session_id: Annotated[str, Field(max_length=128)]
+    session_id: Annotated[str, Field(max_length=MAX_SESSION_ID_LEN)]
 
 
 class Closed(TypedDict):
@@ -239,45 +249,25 @@ def add_server_tools(app: FastAPI, models: Models, bodies: BodyReader, trust: Tr
     app.add_route(ABORT, partial(_abort, models.aborts, bodies, trust), methods=["POST"])
 
 
-def add_sessions(app: FastAPI, models: Models, bodies: BodyReader, num_processes: int) -> None:
+def add_sessions(app: FastAPI, models: Models, bodies: BodyReader) -> None:
     """Add the paths by which clients open and close sessions."""
-    sessions, door = models.sessions, models.door
-
-    async def wait(request: Request, key: Key, expected_tokens: int, wait_s: float) -> None:
-        if not await until_disconnect(request.receive, door.wait(key, expected_tokens, wait_s)):
-            raise Unavailable("the client has left the line")
-
-    def begin(key: Key, terms: Terms) -> None:
-        try:
-            sessions.open(*key, terms, time.monotonic())
-        except DiptychError:
-            door.release(key)
-            raise
-        door.claim(key, terms.idle_s)
 
     async def opened(request: Request) -> Response:
         try:
             body = await _read(bodies, OpenSessionBody, request)
-            if num_processes > 1:
-                raise Conflict(f"a router of {num_processes} processes keeps no sessions: send whole prompts")
-            if len(models) > 1:
-                raise Conflict("a router of several models keeps no sessions: send whole prompts")
-            key = Key(caller_of(request).name, body.session_id or secrets.token_hex(16))
-            terms = _terms(body, models.first.context_len)
-            sessions.check(*key, terms, time.monotonic())
-            if body.wait_s:
-                await wait(request, key, terms.expected_tokens, body.wait_s)
-            begin(key, terms)
-            return json_response(key.session_id, request)
+            opening = open_session(models, caller_of(request).name, body.wish())
+            name = await until_disconnect(request.receive, opening)
+            if name is None:
+                raise Unavailable("the client has left the line")
+            return json_response(name, request)
         except DiptychError as error:
             return refusal(error, request)
 
     async def closed(request: Request) -> Response:
         try:
             body = await _read(bodies, CloseSessionBody, request)
-            key = Key(caller_of(request).name, body.session_id)
-            was_open, was_in_line = sessions.close(*key), door.close(key)
-            return json_response(Closed(was_open=was_open or was_in_line), request)
+            was_open = await close_session(models, caller_of(request).name, body.session_id)
+            return json_response(Closed(was_open=was_open), request)
         except DiptychError as error:
             return refusal(error, request)
 
@@ -301,11 +291,6 @@ def server_info_of(pipeline: Pipeline, fleet: Fleet) -> ServerInfo:
 
 
 _ROLES: Final = ("prefill", "decode")
-
-
-def _terms(body: OpenSessionBody, context_len: int) -> Terms:
-    expected_tokens = min(body.context_tokens or body.capacity_of_str_len, context_len)
-    return Terms(body.capacity_of_str_len, body.timeout or IDLE_S, expected_tokens if body.wait_s else 0)
 
 
 def _in_order(fleet: Fleet) -> list[Session]:

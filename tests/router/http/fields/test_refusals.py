@@ -1,0 +1,41 @@
+"""What the caller reads of a field that can't be what it is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from diptych.common.errors import InvalidRequest
+from diptych.router.http.exchange.parse import read_fields
+from diptych.router.http.native.generate_request import GenerateRequest
+from diptych.router.http.openai.completion_request import CompletionRequest
+from diptych.router.http.openai.responses_request import ResponsesRequest
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "words", "param"),
+    [
+        (GenerateRequest, {"text": 5}, "text: input should be a valid string; or a valid array", "text"),
+        (
+            CompletionRequest,
+            {"prompt": "p", "logit_bias": {"99999999999": 1}},
+            "logit_bias[99999999999]: input should be less than 4294967296",
+            "logit_bias[99999999999]",
+        ),
+        (ResponsesRequest, {"input": 5}, "input: input should be a text, or a list of items", "input"),
+        (
+            GenerateRequest,
+            {"text": 5, "rid": 7},
+            "rid: input should be a valid string; text: input should be a valid string; or a valid array",
+            "rid",
+        ),
+    ],
+)
+def test_a_field_is_called_by_its_name_and_all_that_it_may_be_is_said(
+    model: Any, body: dict[str, Any], words: str, param: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read_fields(model, json.dumps(body).encode())
+    assert (str(refused.value), refused.value.param) == (words, param)

@@ -1,0 +1,364 @@
+"""The sessions of several processes: links to one desk, over real pairs of sockets, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from diptych.common.errors import Conflict, InternalError, InvalidRequest, Overloaded, Unavailable
+from diptych.router.admission.session_line import TICKET_S, Key
+from diptych.router.metrics import SessionLineUsage
+from diptych.router.process import session_link
+from diptych.router.process.session_host import SessionHost
+from diptych.router.process.session_link import ENDS, PoolsOfModel, SessionLink
+from diptych.router.process.session_words import (
+    Answer,
+    Begin,
+    Close,
+    Counted,
+    End,
+    Leave,
+    Open,
+    Pools,
+    Tell,
+    Uncounted,
+    Word,
+    decoded,
+    encoded,
+    failed,
+    failure_in,
+)
+from diptych.router.values.kept_sessions import MAX_OF_OWNER, Follow, Terms
+
+A, B, C = (Key("", name) for name in "abc")
+TERMS = Terms(1000, 600.0, 100)
+LONG_S = 600.0
+
+
+class Router:
+    """Two processes, each of which may fill pools of 50 tokens with sessions of each of two models."""
+
+    def __init__(self, look_s: float = LONG_S) -> None:
+        self.now_s = 0.0
+        self.host = SessionHost(2, lambda: self.now_s, look_s)
+        self.capacity = [50, 50]  # of each process
+        self.problem: str | None = None
+        self.tasks = [asyncio.ensure_future(self.host.run())]
+        self.links: list[SessionLink] = []
+        self.links = [self.start(index) for index in range(2)]
+
+    def start(self, index: int) -> SessionLink:
+        own, its = socket.socketpair()
+        pools = PoolsOfModel(lambda: self.capacity[index], lambda: self.problem)
+        link = SessionLink(its, [pools, pools], 2)
+        self.tasks += [asyncio.ensure_future(self.host.serve(index, own)), asyncio.ensure_future(link.run())]
+        return link
+
+    async def kill(self, index: int) -> None:
+        """A process dies: its end of the sockets is closed."""
+        task = self.tasks[2 + 2 * index]
+        task.cancel()
+        await asyncio.wait([task, self.tasks[1 + 2 * index]])
+
+    async def waiting(self, process: int, key: Key, terms: Terms = TERMS) -> asyncio.Task[None]:
+        """Return a call of a client that is in line."""
+        task = asyncio.ensure_future(self.links[process].open(key, terms, LONG_S))
+        await self.until(lambda: self.place(key, terms.model) > 0 and self.host.desk.doors[terms.model].num_calls > 0)
+        return task
+
+    def place(self, key: Key, model: int = 0) -> int:
+        return self.host.desk.doors[model].line.place(key)
+
+    def num_tokens(self, model: int = 0) -> int:
+        return self.host.desk.doors[model].line.num_tokens
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        for round in range(60_000):
+            if condition():
+                return
+            await asyncio.sleep(0.001 if round > 100 else 0)
+        raise AssertionError("it never happened")
+
+    async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.wait(self.tasks)
+        await asyncio.sleep(0)  # sockets are closed then
+
+
+def in_router(test: Callable[[Router], Awaitable[None]], look_s: float = LONG_S) -> None:
+    async def run() -> None:
+        router = Router(look_s)
+        await router.until(lambda: len(router.host._processes) == 2)
+        try:
+            await test(router)
+        finally:
+            await router.close()
+
+    asyncio.run(run())
+
+
+def test_one_line_is_counted_once_for_all_processes() -> None:
+    async def test(router: Router) -> None:
+        first, second = router.links
+        await first.open(A, TERMS, LONG_S)  # as large as the shares of both together
+        waits = [await router.waiting(1, B), await router.waiting(0, C)]
+        assert [router.place(key) for key in (A, B, C)] == [0, 1, 2]
+        assert await second.close(A), "whoever let it in"
+        await waits[0]
+        assert not waits[1].done()
+        assert await first.close(B)
+        await waits[1]
+        assert await first.close(B) is False
+
+    in_router(test)
+
+
+def test_each_model_has_a_line_of_its_own() -> None:
+    async def test(router: Router) -> None:
+        first, second = router.links
+        other = replace(TERMS, model=1)
+        await first.open(A, TERMS, LONG_S)
+        await second.open(B, other, LONG_S)
+        assert [router.num_tokens(model) for model in (0, 1)] == [100, 100]
+        with pytest.raises(InvalidRequest, match="open already"):
+            await second.open(A, other, LONG_S)
+        waits = await router.waiting(0, C, other)
+        assert await first.close(A)
+        assert await first.close(B)
+        await waits
+
+    in_router(test)
+
+
+def test_requests_of_a_session_count_whichever_process_serves_them_and_wait_for_nothing() -> None:
+    async def test(router: Router) -> None:
+        await router.links[0].open(A, TERMS, LONG_S)
+        with router.links[1].request(0, A) as context:
+            context.num_tokens = 20
+        await router.until(lambda: router.num_tokens() == 30)
+        with router.links[0].request(0, Key("", "")) as context:  # of no session: nobody is told
+            context.num_tokens = 90
+        with router.links[0].request(1, A) as context:  # of another model
+            context.num_tokens = 90
+        assert await router.links[0].close(B) is False  # all that was told before has been heard
+        assert router.num_tokens() == 30
+
+    in_router(test)
+
+
+def test_a_process_that_dies_takes_neither_sessions_nor_places_along() -> None:
+    async def test(router: Router) -> None:
+        await router.links[1].open(A, TERMS, LONG_S)
+        lost, waits = await router.waiting(1, B), await router.waiting(0, C)
+        held = router.links[1].request(0, A)
+        held.__enter__()
+        member = router.host.desk.doors[0].line._in[A]
+        await router.until(lambda: member.num_open == 1)
+        await router.kill(1)
+        with pytest.raises(Unavailable, match=ENDS):
+            await lost
+        assert member.num_open == 0, "its requests have ended"
+        assert [router.place(key) for key in (B, C)] == [1, 2]
+        await router.links[0].open(A, TERMS, LONG_S)  # who did not get the answer asks again
+        again = asyncio.ensure_future(router.links[0].open(B, TERMS, LONG_S))
+        assert await router.links[0].close(A)
+        await again
+        assert not waits.done()
+
+    in_router(test)
+
+
+def test_the_pools_are_what_the_processes_that_are_there_tell_of_them() -> None:
+    async def test(router: Router) -> None:
+        await router.links[0].open(A, replace(TERMS, expected_tokens=60), LONG_S)
+        door = router.host.desk.doors[0]
+        assert door.capacity_tokens == 100
+        await router.kill(1)
+        assert door.capacity_tokens == 50
+        waits = await router.waiting(0, B, replace(TERMS, expected_tokens=30))
+        router.links[1] = router.start(1)
+        router.capacity[0] = 40
+        router.now_s += 1
+        again = await router.waiting(0, C, replace(TERMS, expected_tokens=30))
+        await waits
+        assert door.capacity_tokens == 90
+        assert not again.done()
+
+    in_router(test)
+
+
+def test_pools_are_asked_for_again_while_anybody_waits() -> None:
+    async def test(router: Router) -> None:
+        router.capacity = [0, 0]
+        waits = await router.waiting(0, A)
+        router.now_s += 1
+        router.capacity = [50, 50]
+        await waits
+
+    in_router(test, look_s=0.001)
+
+
+def test_a_long_reason_why_nothing_may_be_served_ends_no_link() -> None:
+    async def test(router: Router) -> None:
+        router.capacity, router.problem = [0, 0], "not ready: its links are not up; " * 5000
+        waits = await router.waiting(0, A)
+        await router.until(lambda: waits.done() or router.host._problem(0) is not None)
+        router.now_s += 1
+        router.capacity, router.problem = [50, 50], None
+        await waits
+
+    in_router(test, look_s=0.001)
+
+
+def test_a_client_that_leaves_keeps_its_place_for_a_while() -> None:
+    async def test(router: Router) -> None:
+        await router.links[0].open(A, TERMS, LONG_S)
+        waits, behind = await router.waiting(1, B), await router.waiting(0, C)
+        waits.cancel()
+        await router.until(lambda: router.host.desk.doors[0].num_calls == 1)
+        assert router.place(B) == 1
+        router.now_s += TICKET_S + 1
+        with router.links[0].request(0, A):
+            pass
+        assert await router.links[0].close(A)
+        await behind
+
+    in_router(test)
+
+
+def test_refusals_are_told_as_they_are() -> None:
+    async def test(router: Router) -> None:
+        first, second = router.links
+        router.problem = "no worker is ready"
+        await first.open(A, TERMS, LONG_S)
+        with pytest.raises(Unavailable, match="number 1 in line") as given_up:
+            await second.open(B, TERMS, 0.001)
+        assert given_up.value.retry_after_s > 1
+        router.capacity, router.now_s = [0, 0], router.now_s + 1
+        with pytest.raises(Unavailable, match="no worker is ready"):
+            await second.open(B, TERMS, 0.01)
+        with pytest.raises(InvalidRequest, match="open already") as refused:
+            await second.open(A, replace(TERMS, idle_s=9.0), LONG_S)
+        assert refused.value.param == "session_id"
+        waits = await router.waiting(0, B)
+        latest = await router.waiting(1, B)
+        with pytest.raises(Conflict, match="another call"):
+            await waits
+        for number in range(MAX_OF_OWNER):
+            with suppress(Unavailable):
+                await first.open(Key("alice", str(number)), TERMS, 1e-6)
+        with pytest.raises(Overloaded, match="of yours"):
+            await first.open(Key("alice", "more"), TERMS, LONG_S)
+        latest.cancel()
+
+    in_router(test)
+
+
+def test_turns_are_not_kept_by_several_processes() -> None:
+    async def test(router: Router) -> None:
+        with pytest.raises(Conflict, match="2 processes keeps no turns of sessions: ask for room with wait_s"):
+            await router.links[0].open(A, TERMS, 0.0)
+        with pytest.raises(Conflict, match="send whole prompts"):
+            router.links[0].turn("", Follow("a"), "x", 0.0)
+
+    in_router(test)
+
+
+def test_a_router_that_leaves_lets_nobody_wait() -> None:
+    async def test(router: Router) -> None:
+        await router.links[0].open(A, TERMS, LONG_S)
+        waits = await router.waiting(1, B)
+        router.links[1].leave()
+        with pytest.raises(Unavailable, match="another one"):
+            await waits
+        with pytest.raises(Unavailable, match="another one"):
+            await router.links[1].open(C, TERMS, LONG_S)
+        await router.until(lambda: router.host.desk.doors[0].num_calls == 0)
+        assert router.place(B) == 1
+
+    in_router(test)
+
+
+def test_one_process_shows_what_all_have_counted() -> None:
+    def shown(link: SessionLink) -> Sequence[float]:
+        return [each.samples[0].value for each in SessionLineUsage(link).collect()]
+
+    async def test(router: Router) -> None:
+        await router.links[1].open(A, TERMS, LONG_S)
+        await router.until(lambda: shown(router.links[0])[1:5] == [1, 100, 200, 1])
+        assert shown(router.links[1]) == []
+        await router.kill(0)
+        await router.until(lambda: shown(router.links[1])[1:5] == [1, 100, 100, 1])
+        first = router.start(0)
+        await router.until(lambda: shown(first)[1:4] == [1, 100, 100])
+        await router.until(lambda: shown(router.links[1]) == [])
+
+    in_router(test, look_s=0.001)
+
+
+def test_a_parent_that_does_not_answer_makes_no_request_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_link, "ANSWER_S", 0.01)
+    monkeypatch.setattr(session_link, "MAX_UNSENT_BYTES", 1 << 12)
+
+    async def test() -> None:
+        its, parent = socket.socketpair()
+        link = SessionLink(its, [], 2)
+        running = asyncio.ensure_future(link.run())
+        with pytest.raises(Unavailable, match="does not answer"):
+            await link.open(A, TERMS, 0.001)
+        for _ in range(200):
+            for _ in range(100):
+                with link.request(0, Key("alice", "s" * 100)):
+                    pass
+            await asyncio.sleep(0)
+        assert link._num_unsent < 1 << 16, "what is not read is bounded"
+        parent.close()
+        await running
+        with pytest.raises(Unavailable, match=ENDS):
+            await link.close(A)
+
+    asyncio.run(test())
+
+
+WORDS: Sequence[Word] = (
+    Open(1, "alice", 'a\n"ü', 9, 1.5, 3, 1, 0.5),
+    Leave(1),
+    Close(2, "", "a"),
+    Begin(3, "", "a", 0),
+    End(3, 7),
+    Pools(0, 100, "none\nis ready"),
+    Answer(1, True),
+    Tell(),
+    Uncounted(),
+    Counted(1, 2, 3, 4, 5, 6, 7, 8.5),
+)
+
+
+@pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
+def test_a_word_is_one_line_and_is_read_as_it_was_said(word: Word) -> None:
+    line = encoded(word)
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    assert (type(decoded(line)), decoded(line)) == (type(word), word)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unavailable("a", retry_after_s=5),
+        Overloaded("b", retry_after_s=2),
+        InvalidRequest("c", param="p"),
+        Conflict("d"),
+        InternalError("e"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_failure_is_the_same_on_the_other_side(error: Exception) -> None:
+    found = failure_in(failed(1, error))  # type: ignore[arg-type]
+    assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
