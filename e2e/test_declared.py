@@ -108,6 +108,7 @@ def test_apply_names_the_file_that_is_to_be_changed(cluster: Cluster) -> None:
 def test_what_is_applied_outlives_routers_bootstrap_and_workers(
     release: Release, cluster: Cluster, traffic: Traffic, watched: Watch
 ) -> None:
+    traffic.stop()
     release.upgrade()  # by routers that know what the values have declared
     canary.wait_until(lambda: "sql" not in models(cluster), "it is still there")
     release.upgrade("--set=declared.by=apply")
