@@ -10,7 +10,7 @@ from planner_world import H200
 from diptych.common.members.roles import Role
 from diptych.planner.backlog import with_backlog
 from diptych.planner.demand import demand
-from diptych.planner.expect import expect
+from diptych.planner.expect import MAX_RISE, expect
 from diptych.planner.plan import plan
 from diptych.planner.planner import Planner
 from diptych.planner.predict import predict
@@ -132,6 +132,29 @@ def test_a_rate_that_rises_is_expected_to_go_on_by_its_rate_alone() -> None:
     assert rising.rise == pytest.approx(1 + 0.5 / 120 * 100 / 1.5)
     shorter = (HIT._replace(requests_per_s=1.5, prompt_len=20_000.0, cached_len=18_600.0),)
     assert expect(seen(1000.0, shorter, (HIT,)), Memory()).kinds == mixed(1.5, 0.0)
+
+
+def test_the_watch_begins_when_loads_are_remembered() -> None:
+    """Else five minutes that were watched had three of which anything is known."""
+    planner, load = Planner(), (Kind(11.0, 2000.0, 0.0, 100.0),)
+    left = {15 * number: planner(seen(15.0 * number, load, load, num=2)).both for number in range(1, 31)}
+    assert min(at_s for at_s, both in left.items() if both == 1) == 435  # two minutes that are new, and five
+
+
+def test_nobody_goes_who_would_be_missed_once_the_load_has_risen_further() -> None:
+    """Workers that start at once are asked for late enough: but who goes leaves the others to a load that rises."""
+
+    def left(before: float) -> int:
+        usual, now = (Kind(before, 2000.0, 0.0, 100.0),), (Kind(11.0, 2000.0, 0.0, 100.0),)
+        watched = Memory(began_s=0.0, needs=(Need(950.0, usual, demand(usual, H200).work),))
+        return plan(replace(seen(1000.0, now, usual, num=2), start_s=0.0), watched)[0].both
+
+    of_eleven = demand((Kind(11.0, 2000.0, 0.0, 100.0),), H200)
+    sizing = Sizing(H200, GOAL)
+    assert sizing.holds(ONE, of_eleven.times(1.2))
+    assert not sizing.holds(ONE, of_eleven.times(1.2 * MAX_RISE))
+    assert left(11.0) == left(10.8) == 1
+    assert left(8.0) == 2
 
 
 def test_where_all_prompts_are_late_in_any_case_nobody_waits_for_ever() -> None:

@@ -29,6 +29,7 @@ class Expected(NamedTuple):
     kinds: tuple[Kind, ...] | None  # None: nobody knows; keep what there is
     unknown_since_s: float | None
     rise: float = 1.0  # the load that is to come, for the present one
+    later: float = 1.0  # likewise in the time for which a load is watched before workers go
     reasons: tuple[Reason, ...] = ()
 
 
@@ -41,11 +42,12 @@ def expect(observed: Observed, memory: Memory) -> Expected:
     missing = len(whole) - len(known)
     reasons = (Reason(Why.LOAD_UNKNOWN, f"{missing} of {len(whole)} windows are missing"),) if missing else ()
     steady, present = known[-1], _present(known, observed, memory)
-    rise = _rise(steady, present, observed)
+    rise = _rise(steady, present, observed.start_s)
+    later = _rise(steady, present, max(observed.start_s, observed.limits.stable_s))
     if rise > 1.0:
         words = f"the load rises: {rise:.2f} times the present one is expected in {observed.start_s:.0f} s"
         reasons = (*reasons, Reason(Why.RISING, words))
-    return Expected(present.kinds or (), None, rise, reasons)
+    return Expected(present.kinds or (), None, rise, later, reasons)
 
 
 def _whole(offered: Offered) -> Offered | None:
@@ -96,8 +98,8 @@ def _differs(short: Offered, long: Offered, capacity: Capacity) -> bool:
     return abs(here.work - there.work) > noise * max(here.work, there.work)
 
 
-def _rise(steady: Offered, present: Offered, observed: Observed) -> float:
-    """Return how much higher the load will be when workers that are asked for now are ready, by its rate.
+def _rise(steady: Offered, present: Offered, ahead_s: float) -> float:
+    """Return how many times the present load it will be after so long, by its rate.
 
     What single requests need varies too much for a slope.
     """
@@ -105,7 +107,7 @@ def _rise(steady: Offered, present: Offered, observed: Observed) -> float:
         return 1.0
     now, before = present.requests_per_s, steady.requests_per_s
     slope = (now - before) / ((steady.window_s - present.window_s) / 2)
-    return min(MAX_RISE, 1.0 + slope * observed.start_s / now)
+    return min(MAX_RISE, 1.0 + slope * ahead_s / now)
 
 
 def _unknown(observed: Observed, memory: Memory) -> Expected:
@@ -116,19 +118,19 @@ def _unknown(observed: Observed, memory: Memory) -> Expected:
         words = (
             f"the load's metrics have been missing for {missing_s:.0f} s: sizes are kept, for {HOLD_S:.0f} s at most"
         )
-        return Expected(None, since, 1.0, (Reason(Why.LOAD_UNKNOWN, words),))
+        return Expected(None, since, reasons=(Reason(Why.LOAD_UNKNOWN, words),))
     if _nobody_is_there(observed):
         words = f"the load's metrics have been missing for {missing_s:.0f} s, and all workers say that they are empty"
-        return Expected((), since, 1.0, (Reason(Why.LOAD_UNKNOWN, words),))
+        return Expected((), since, reasons=(Reason(Why.LOAD_UNKNOWN, words),))
     if not memory.needs:
         words = f"the load's metrics have been missing for {missing_s:.0f} s and were never there: sizes are kept"
-        return Expected(None, since, 1.0, (Reason(Why.LOAD_UNKNOWN, words),))
+        return Expected(None, since, reasons=(Reason(Why.LOAD_UNKNOWN, words),))
     last = memory.needs[-1]
     words = (
         f"the load's metrics have been missing for {missing_s:.0f} s: planned for the load of "
         f"{observed.now_s - last.at_s:.0f} s ago and for what workers hold"
     )
-    return Expected(last.kinds, since, 1.0, (Reason(Why.LOAD_UNKNOWN, words),))
+    return Expected(last.kinds, since, reasons=(Reason(Why.LOAD_UNKNOWN, words),))
 
 
 def _nobody_is_there(observed: Observed) -> bool:
@@ -142,11 +144,12 @@ def _nobody_is_there(observed: Observed) -> bool:
 def remembered(memory: Memory, observed: Observed, kinds: Sequence[Kind], keep_s: float) -> Memory:
     """Return the memory with the present load, without what is older than `keep_s`; not that of a cold start.
 
-    Whoever has seen nothing for so long begins to watch anew.
+    So the watch begins once loads are remembered, and anew for whoever has seen nothing for so long.
     """
+    memory = replace(memory, needs=tuple(each for each in memory.needs if each.at_s > observed.now_s - keep_s))
+    if is_new(observed):
+        return replace(memory, known_s=observed.now_s)
     has_gap = memory.known_s is not None and observed.now_s - memory.known_s > keep_s
     began_s = observed.now_s if memory.began_s is None or has_gap else memory.began_s
-    needs = tuple(each for each in memory.needs if each.at_s > observed.now_s - keep_s)
-    if not is_new(observed):
-        needs = (*needs, Need(observed.now_s, tuple(kinds), demand(kinds, observed.capacity).work))
+    needs = (*memory.needs, Need(observed.now_s, tuple(kinds), demand(kinds, observed.capacity).work))
     return replace(memory, began_s=began_s, known_s=observed.now_s, needs=needs)

@@ -88,7 +88,8 @@ def _scene(
     sizing, cautious = (Sizing(observed.capacity, each.goal) for each in (reached, lasting))
     memory, missed = corrected(observed, workers, harder(present, hardest), cautious, memory)
     backlog = with_backlog(observed, workers.ready, present.times(expected.rise * memory.correction), sizing)
-    scene = Scene(observed, workers, room, sizing, cautious, backlog.demand, present, hardest.times(memory.correction))
+    hardest, later = hardest.times(memory.correction), present.times(expected.later * memory.correction)
+    scene = Scene(observed, workers, room, sizing, cautious, backlog.demand, present, hardest, later)
     return scene, memory, (*reached.reasons, *missed, *backlog.reasons)
 
 

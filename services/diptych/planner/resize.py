@@ -1,8 +1,8 @@
 """How many workers of each role there shall be, of those that are there and may come; roles stay as they are. Pure.
 
-Growing has one margin and shrinking a larger one, over the hardest load of a while: so a load at the border between two
-sizes costs no turns. Whoever shrinks asks whether those that are left hold all of the load, not whether those that are
-there have much to do.
+Growing has one margin and shrinking a larger one, over the hardest load of a while, and over that of the next while if
+it rises: so a load at the border between two sizes costs no turns. Whoever shrinks asks whether those that are left
+hold all of the load, not whether those that are there have much to do.
 """
 
 from __future__ import annotations
@@ -45,10 +45,16 @@ class Scene:
     demand: Demand  # to be held when workers that are asked for now are ready
     present: Demand  # what comes now
     hardest: Demand  # of the last while
+    later: Demand  # that comes at the end of the next one, if the load goes on rising
 
     @property
     def stable_s(self) -> float:
         return self.observed.limits.stable_s
+
+    @property
+    def lasting(self) -> Demand:
+        """Return what those must hold who are left when others go."""
+        return harder(harder(self.hardest, self.later), self.demand)
 
 
 def sized(scene: Scene, memory: Memory) -> Sized:
@@ -70,7 +76,7 @@ def sized(scene: Scene, memory: Memory) -> Sized:
         return _shrinking(scene, current, fewer, watched_s, memory)
     words = (
         f"{current} hold {scene.demand.requests_per_s:.2f} requests/s; one less would not hold "
-        f"{scene.hardest.requests_per_s:.2f} with a margin, or may not be"
+        f"{scene.lasting.requests_per_s:.2f} with a margin, or may not be"
     )
     return Sized(current, memory, (Reason(Why.HOLDS, words),))
 
@@ -91,9 +97,9 @@ def _is_sure(scene: Scene, fewer: Sizes, watched_s: float) -> bool:
     """Whether the load was watched for long enough: less is enough where much fewer would do."""
     if watched_s >= scene.stable_s:
         return True
-    seen, load = scene.hardest.requests_per_s * watched_s, harder(scene.hardest, scene.demand)
+    seen = scene.hardest.requests_per_s * watched_s
     is_known = watched_s >= scene.stable_s / SHRINK_TURNS and seen >= LEAST_SEEN
-    return is_known and scene.cautious.holds(fewer, load.times(EARLY_MARGIN))
+    return is_known and scene.cautious.holds(fewer, scene.lasting.times(EARLY_MARGIN))
 
 
 def _nobody_asks(scene: Scene, watched_s: float) -> bool:
@@ -122,7 +128,7 @@ def _grown(scene: Scene, current: Sizes, memory: Memory) -> Sized:
 
 def _shrunk(scene: Scene, current: Sizes) -> Sizes:
     """Return what is left when a part of what is too much has gone."""
-    load = harder(scene.hardest, scene.demand).times(SHRINK_MARGIN)
+    load = scene.lasting.times(SHRINK_MARGIN)
     room = replace(scene.room, most=current, max_total=current.total)
     enough = scene.cautious.smallest(load, room, current)
     if enough is None or enough == current:
