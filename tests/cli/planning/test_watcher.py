@@ -60,12 +60,12 @@ def load(number: int, rate: float, prompt: int) -> Counts:
 
 def test_a_load_that_is_too_much_is_seen_planned_for_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
     watcher = Watcher(CONFIG, H200_LLAMA_8B)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, "diptych.cli.planning.watcher"):
         for number in range(10):  # in the first two minutes the load is that of cold caches
             plan = watcher.round(seen(1000.0 + 15 * number, [worker(1)], load(number, 6.0, 8000))).plan
     assert plan.sizes.total > 1
     assert Why.GROWS in plan.why
-    told = [each.message for each in caplog.records]
+    told = [each.message for each in caplog.records if each.name == "diptych.cli.planning.watcher"]
     assert len(told) == len(set(told)) <= 4
 
 
@@ -200,27 +200,28 @@ def test_who_acts_keeps_workers_that_serve_if_nobody_asks_for_anything(roles: tu
         assert orders(scene)[:3] == ((), (), ())
 
 
-def failing(number: int, rate: float, waiting: int = 0) -> Counts:
-    """Return what a router says after so many rounds in which it answered 503 to everybody."""
+def failed(number: float, waiting: int = 0) -> Counts:
+    """Return what a router says that answered 503 to so many requests, which were all."""
     metrics = RouterMetrics()
-    metrics.requests.labels("chat", "unavailable").inc(15 * number * rate)
+    metrics.requests.labels("chat", "unavailable").inc(number)
     metrics._waiting.set(waiting)
     return counts_of(metrics.exposition().decode(), Goal())
 
 
 @pytest.mark.parametrize("roles", [(ROLE_UNIFIED,), PAIR])
 def test_pools_that_somebody_scaled_to_nothing_are_woken_whoever_asks_or_not(roles: tuple[Role, ...]) -> None:
-    for rate in (0.0, 2.0):
-        scene = Watcher(ACTS, H200_LLAMA_8B).round(seen(0.0, [], failing(0, rate), cluster=pools(roles, 0)))
+    for number in (0.0, 30.0):
+        scene = Watcher(ACTS, H200_LLAMA_8B).round(seen(0.0, [], failed(number), cluster=pools(roles, 0)))
         assert {each.pool.name: each.replicas for each in orders(scene).scales} == {
             ROLES[each].value: 1 for each in roles
         }
 
 
 def run_while_all_fail(waiting: int, rate: float) -> Plan:
-    watcher, listed = Watcher(ACTS, H200_LLAMA_8B), fleet((ROLE_UNIFIED,), 3)
+    """Return the last plan of a quarter of an hour."""
+    watcher, listed, in_a_round = Watcher(ACTS, H200_LLAMA_8B), fleet((ROLE_UNIFIED,), 3), failed(15 * rate, waiting)
     for number in range(60):
-        counts = failing(number, rate, waiting=waiting)
+        counts = in_a_round._replace(ended=number * in_a_round.ended)
         plan = watcher.round(seen(15.0 * number, listed, counts, cluster=pools((ROLE_UNIFIED,), 3))).plan
         assert Why.IDLE not in plan.why
     return plan
