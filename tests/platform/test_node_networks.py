@@ -112,7 +112,7 @@ def when(log: Path, words: str) -> float:
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest) -> Path:
-    """Of the model that a fixture makes."""
+    """A fixture makes its model."""
     path: Path = request.getfixturevalue(request.param)
     return path
 

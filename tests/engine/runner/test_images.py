@@ -152,7 +152,7 @@ def test_two_ranks_compute_what_one_does_by_steps_that_come_over_the_log(
 def test_stages_give_the_bits_of_one_process_and_the_first_alone_has_the_tower(
     model: str, num_stages: int, request: pytest.FixtureRequest
 ) -> None:
-    """Of places on three axes, of rows that are added behind several layers, and of rows that see each other."""
+    """They have places on three axes, rows that are added behind several layers, and rows that see each other."""
     source = keeping_all(open_model(str(request.getfixturevalue(model).folder)))
     prompt = seen(picture(0, 4, 4), picture(1, 4, 4)) if model == "gemma3_vision" else TWO_IMAGES
     engine = VisionEngine(source, runner_of(source)[1], 19)

@@ -247,7 +247,10 @@ class StepPace:
         for later in self._running:
             self._free_s += later.expected_s
         if self._deadlines.has_any:
-            self._note_time(step, took_s)
+            if step.cost:
+                self._note_prompts(step, took_s)
+            else:
+                self._share.note_plain(took_s)
         self._learn(step, took_s)
         for request in step.joining:
             self._deadlines.correct(request, now_s, sum(later.num_rows > 0 for later in self._running))
@@ -291,10 +294,7 @@ class StepPace:
         line = self._known(self._apart).line
         return line.at(cost) if line.is_known else math.inf
 
-    def _note_time(self, step: _Launched, took_s: float) -> None:
-        if not step.cost:
-            self._share.note_plain(took_s)
-            return
+    def _note_prompts(self, step: _Launched, took_s: float) -> None:
         tokens_s = self._tokens.at(step.work) if step.num_rows else 0.0
         self._share.note(took_s, took_s - tokens_s)
 
