@@ -90,6 +90,13 @@ def test_a_removed_adapter_adds_nothing_and_its_slot_takes_another() -> None:
     assert torch.equal(case.add(owner), case.before)
 
 
+def test_an_adapter_of_fewer_products_takes_the_place_of_another_whole() -> None:
+    """Nobody removes what is in a slot before one that was waiting comes into it."""
+    case, owner = Case((33, 8, 7)), [1] * NUM_TOKENS
+    case.table.install(1, packed([(random(2, 7, seed=0), torch.zeros(4, 2), 0)]))
+    assert torch.equal(case.add(owner), case.before)
+
+
 def test_groups_are_the_tokens_of_each_slot() -> None:
     groups = TokenGroups.of(np.array([2, -1, 0, 2, -1]))
     assert groups is not None

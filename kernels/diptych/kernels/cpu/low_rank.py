@@ -79,6 +79,7 @@ class LowRankTable:
     def install(self, slot: int, packed: PackedLowRank) -> None:
         assert self._num_columns in (0, packed.num_columns), (self._num_columns, packed.num_columns)
         self._num_columns, self._last_row = packed.num_columns, max(self._last_row, packed.last_row)
+        self.remove(slot)  # which another adapter of more products may have
         self._packed[slot] = packed
         self._table[slot, : len(packed.rows)] = packed.rows
 
