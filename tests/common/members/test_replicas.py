@@ -146,11 +146,21 @@ LONG = f"dns:///{'a' * 64}:7000"
         ("boot",),
         (":7000",),
         ("a:1", "boot:70000"),
+        ("::1",),
+        ("fd00::5:7000",),  # gRPC would ask port 443 of the address fd00::5:7000
+        ("[::1]",),
     ],
 )
 def test_addresses_that_can_not_be_are_refused(given: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="--bootstrap"):
         check_replicas(given)
+
+
+@pytest.mark.parametrize(
+    "given", ["[::1]:7000", "[fe80::1%eth0]:7000", "boot.ns.svc:7000", "ipv4:10.0.0.1:7000", "ipv6:[::1]:7000"]
+)
+def test_addresses_with_a_port_are_taken(given: str) -> None:
+    check_replicas([given])
 
 
 def test_addresses_behind_a_name_are_of_one_family(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,9 +209,8 @@ async def run(serving: Serving, stop: event_loop.Stop, *, linger_s: float, drain
             serving.picker.leave()
             await wait_or_timeout(stop.hurry, linger_s)
             serving.health.close()  # who watches it would hold up the end
-            if (
-                drain_s > 0 and not stop.hurry.is_set()
-            ):  # gRPC crashes where the end of a grace meets a stop without one
+            # gRPC crashes where the end of a grace meets a stop without one
+            if drain_s > 0 and not stop.hurry.is_set():
                 await _drain(serving.server, stop.hurry, drain_s)
         finally:
             for task in tasks:

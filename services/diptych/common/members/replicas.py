@@ -18,6 +18,7 @@ from diptych.common.net.reachable import bracketed
 logger = logging.getLogger(__name__)
 
 NAME: Final = "dns:///"
+SCHEMES: Final = ("dns:", "ipv4:")  # that gRPC takes; `NAME` is looked up here
 RESOLVE_S: Final = 5.0  # how often names are resolved
 
 Resolve = Callable[[str, int], Sequence[str]]  # host and port to addresses; blocks; raises `OSError`
@@ -35,8 +36,9 @@ def check_replicas(given: Sequence[str]) -> None:
         raise ConfigError("--bootstrap names no replica: give host:port")
     for address in given:
         host, port = _parts(address)
-        if not (_can_be_asked_for(host) and port.isdecimal() and int(port) < 2**16):
-            raise ConfigError(f"--bootstrap takes host:port or {NAME}NAME:PORT, not {address!r}")
+        has_port = not _is_bare_ipv6(address) and port.isdecimal() and int(port) < 2**16
+        if not (has_port and _can_be_asked_for(host)):
+            raise ConfigError(f"--bootstrap takes host:port, [IPv6]:port or {NAME}NAME:PORT, not {address!r}")
 
 
 def replicas_of(given: Sequence[str], resolve: Resolve = resolve) -> list[str]:
@@ -106,6 +108,11 @@ class Replicas:
 
 def _is_name(address: str) -> bool:
     return address.startswith(NAME)
+
+
+def _is_bare_ipv6(address: str) -> bool:
+    """Whether gRPC would take all of it for a host, and ask port 443: an IPv6 address ends at its bracket."""
+    return address.count(":") > 1 and "[" not in address and not address.startswith(SCHEMES)
 
 
 def _can_be_asked_for(host: str) -> bool:

@@ -12,6 +12,11 @@ from diptych.router.http.exchange.parse import read_fields
 from diptych.router.http.native.generate_request import GenerateRequest
 from diptych.router.http.openai.completion_request import CompletionRequest
 from diptych.router.http.openai.responses_request import ResponsesRequest
+from diptych.router.http.vectors.vector_requests import ScoreRequest
+
+
+def same(path: str, kinds: str) -> tuple[str, str]:
+    return f"{path}: input should be {kinds}", path
 
 
 @pytest.mark.parametrize(
@@ -30,6 +35,28 @@ from diptych.router.http.openai.responses_request import ResponsesRequest
             {"text": 5, "rid": 7},
             "rid: input should be a valid string; text: input should be a valid string; or a valid array",
             "rid",
+        ),
+        (GenerateRequest, {"slo": {"int": 1}}, "unrecognized request argument: slo.int", "slo.int"),
+        (CompletionRequest, {"prompt": "p", "metadata": {"str": 1}}, *same("metadata.str", "a valid string")),
+        (ResponsesRequest, {"input": [{"role": "user"}]}, "input[0].content is required", "input[0].content"),
+        (
+            ResponsesRequest,
+            {"input": "p", "tool_choice": True},
+            "tool_choice: input should be 'none', 'auto' or 'required'; or an object",
+            "tool_choice",
+        ),
+        (ScoreRequest, {"text_1": 1, "text_2": "b"}, *same("text_1", "a valid string; or a valid array")),
+        (
+            ScoreRequest,
+            {"text_1": [], "text_2": "b"},
+            *same("text_1", "a valid string; or list should have at least 1 item after validation, not 0"),
+        ),
+        (
+            CompletionRequest,
+            {"prompt": "p", "structured_outputs": {"structural_tag": '{"structures": [], "triggers": [5]}'}},
+            "structured_outputs.structural_tag.structures: list should have at least 1 item after validation, not 0; "
+            "structured_outputs.structural_tag.triggers[0]: input should be a valid string",
+            "structured_outputs.structural_tag.structures",
         ),
     ],
 )

@@ -218,6 +218,6 @@ def read_fields(model: type[B], body: bytes) -> B:
     try:
         fields = model.model_validate_json(body)
     except ValidationError as error:
-        raise to_invalid_request(error) from None
+        raise to_invalid_request(error, body) from None
     fields.check()
     return fields

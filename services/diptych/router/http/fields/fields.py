@@ -6,13 +6,13 @@ has its neutral value (`neutral_values`); an unknown field is refused too.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, from_json
 
 from diptych.common.errors import InvalidRequest
 from diptych.generation.sampling_params import MAX_ALLOWED_TOKENS, SamplingParams
@@ -30,9 +30,7 @@ from diptych.router.http.fields.request_fields import (
 from diptych.router.http.fields.strict_model import MAX_ERRORS_LISTED, MAX_ERRORS_SHOWN, StrictModel, too_many_errors
 from diptych.router.values.request import MAX_SESSION_LEN
 
-_WAY: Final = re.compile(
-    r"str|int|float|bool|\[key\]|(list|dict)\[.*\]"
-)  # to read a field: pydantic has it in its path
+MAX_READ: Final = 1 << 16  # characters of JSON in a text, of which parts are named: more may become much in memory
 
 
 class StreamOptions(StrictModel):
@@ -103,40 +101,60 @@ class GenerationFields(OpenAIFields, ChoiceFields, GrammarFields, AttentionField
             raise InvalidRequest("prompt_logprobs is not available in a stream", param="prompt_logprobs")
 
 
-def to_invalid_request(error: ValidationError) -> InvalidRequest:
+def to_invalid_request(error: ValidationError, body: bytes) -> InvalidRequest:
     """Return what the caller should read, with the first wrong field as `param`."""
     if error.error_count() > MAX_ERRORS_LISTED:
         return InvalidRequest(too_many_errors(error.error_count()))
     details = error.errors(include_url=False, include_input=False)
-    by_field = groupby(details[:MAX_ERRORS_SHOWN], lambda item: _path(item["loc"]))
+    asked = None if details[0]["type"] == "json_invalid" else from_json(body)
+    by_field = groupby(details[:MAX_ERRORS_SHOWN], lambda item: _path(item, asked))
     words = "; ".join(_describe(path, items) for path, items in by_field)
-    return InvalidRequest(words, param=_path(details[0]["loc"]) or None)
+    return InvalidRequest(words, param=_path(details[0], asked) or None)
 
 
 def _describe(path: str, items: Iterable[ErrorDetails]) -> str:
     """Say what a field should be; of one that may be several things, each of them."""
     first, *others = items
-    return "; or ".join([_said_of(path, first), *(each["msg"].removeprefix("Input should be ") for each in others)])
+    return "; or ".join([_said_of(path, first), *(_words(each).removeprefix("input should be ") for each in others)])
 
 
 def _said_of(path: str, item: ErrorDetails) -> str:
-    message = item["msg"].removeprefix("Value error, ")
+    words = _words(item)
     match item["type"]:
         case "json_invalid":
-            return f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}"
+            return f"the body is not valid JSON: {words.removeprefix('invalid JSON: ')}"
         case "model_type" if not path:
             return "the body must be a JSON object"
         case "missing":
             return f"{path} is required"
         case "extra_forbidden":
             return f"unrecognized request argument: {path}"
-    return f"{path}: {message[:1].lower()}{message[1:]}"
+    return f"{path}: {words}"
 
 
-def _path(loc: Sequence[int | str]) -> str:
-    path = ""
-    for step in loc:
-        if isinstance(step, str) and _WAY.fullmatch(step):
+def _words(item: ErrorDetails) -> str:
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{message[:1].lower()}{message[1:]}"
+
+
+def _path(item: ErrorDetails, asked: object) -> str:
+    """Name a field as the client wrote it in `asked`: pydantic says, too, as which of several things it was read."""
+    path, loc = "", item["loc"]
+    for place, step in enumerate(loc, 1):
+        inside = _inside(asked, step)
+        if inside:
+            asked = inside[0]
+        elif item["type"] != "missing" or place < len(loc):
             continue
         path += f"[{step}]" if isinstance(step, int) else f".{step}"
     return path.removeprefix(".")
+
+
+def _inside(asked: object, step: int | str) -> Sequence[object]:
+    """Return what is at a step of a path, or nothing. Some fields may be JSON in a text."""
+    if isinstance(asked, str) and len(asked) <= MAX_READ:
+        with suppress(ValueError):
+            asked = from_json(asked)
+    if isinstance(asked, dict):
+        return [asked[str(step)]] if str(step) in asked else []
+    return asked[step : step + 1] if isinstance(asked, list) and isinstance(step, int) else []
