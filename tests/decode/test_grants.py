@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
+import pytest
+from null_runner import expected_output
+from stepped_engine import VOCAB, Engine, local_core
 
+from diptych.common.arrays import I64
 from diptych.common.members.roles import LegKind
 from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.cache.tree.radix_node import Node
 from diptych.engine.schedule.adapter_turns import PATIENCE, AdapterTurns
 from diptych.engine.schedule.pace.step_pace import StepPace
 from diptych.engine.values.events import AbortRoom, PeerDown, PeerUp, SendNote, Start
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.generation.sampling_params import SamplingParams
 from diptych.kvtransfer.notes import PagesReady
 
@@ -83,3 +90,29 @@ def test_no_more_kv_of_adapters_is_let_in_when_too_much_has_passed_new_requests(
     for _ in range(2):  # room 2 has its turn, then room 3
         core.expire(0.0)
     assert granted(core) == [3]
+
+
+@pytest.mark.parametrize("build", [None, local_core], ids=["decode", "unified"])
+def test_a_step_beside_a_prompt_that_waits_for_memory_compares_nothing_with_the_tree(
+    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, build: Callable[..., SchedulerCore] | None
+) -> None:
+    engine = new_engine(num_pages=41) if build is None else Engine(num_pages=41, build=build)
+    engine.start(1, list(range(16)), 1)
+    engine.run()
+    engine.start(2, list(range(500, 560)), 60)
+    for _ in range(6):
+        engine.step()
+    engine.start(3, [*range(16), *range(600, 680)], 2)
+    compared, compare = list[int](), Node.num_common_pages
+
+    def counted(node: Node, token_ids: I64, page_size: int) -> int:
+        compared.append(node.end)
+        return compare(node, token_ids, page_size)
+
+    monkeypatch.setattr(Node, "num_common_pages", counted)
+    for _ in range(20):
+        engine.step()
+    assert engine.core.load().num_waiting == 1
+    assert compared == []
+    engine.run()
+    assert engine.tokens(3) == expected_output([*range(16), *range(600, 680)], 2, VOCAB)

@@ -134,9 +134,15 @@ class Grants:
         return is_short and other.request.is_ready and other.request.account.priority >= room.request.account.priority
 
     def _admit(self, request: Request, reserve: Headroom) -> bool:
-        self._importing = [room for room in self._importing if room.phase is Phase.IMPORTING]
-        spare_pages = self._running.spare_pages(request, [room.request for room in self._importing]) + reserve.pages
+        def spare_pages(request: Request) -> int:
+            return self._running.spare_pages(request, self._imported()) + reserve.pages
+
         return self._cache.admit(request, spare_pages=spare_pages, spare_rows=reserve.rows)
+
+    def _imported(self) -> list[Request]:
+        """Return the requests whose KV is being received."""
+        self._importing = [room for room in self._importing if room.phase is Phase.IMPORTING]
+        return [room.request for room in self._importing]
 
     def _begin(self, room: DecodeRoom, now_s: float) -> list[Effect]:
         """A room has its memory."""

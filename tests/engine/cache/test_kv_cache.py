@@ -5,8 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from diptych.common.arrays import I64
 from diptych.engine.cache.cache_changes import CacheChanges, CacheDelta
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.cache.tree.radix_node import Node
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request, new_request
 from diptych.engine.values.window_pages import WindowPages
@@ -42,9 +44,9 @@ def test_an_admitted_request_has_a_page_for_every_token(cache: KvCache) -> None:
 
 def test_admission_leaves_the_spare_pages_alone(cache: KvCache) -> None:
     first = request(*range(9))
-    assert not cache.admit(first, spare_pages=8)
+    assert not cache.admit(first, spare_pages=lambda _: 8)
     assert cache.num_available == 10
-    assert cache.admit(first, spare_pages=7)
+    assert cache.admit(first, spare_pages=lambda _: 7)
     cache.drop(first)
 
 
@@ -277,8 +279,9 @@ def test_a_prompt_is_not_admitted_to_pages_that_another_will_need_in_layers_with
     assert cache.admit(first)
     assert cache.num_available == 40 - 10 - 2 * 2  # all its tokens, and a step of it in the layers with a window
     assert cache.num_owed == 2 * 3
-    assert not cache.admit(second, spare_pages=9)  # 4 pages, 2 * 2 of a step, 2 * 2 later, and the other one's 6
-    assert cache.admit(second, spare_pages=8)
+    # 4 pages, 2 * 2 of a step, 2 * 2 later, and the other one's 6
+    assert not cache.admit(second, spare_pages=lambda _: 9)
+    assert cache.admit(second, spare_pages=lambda _: 8)
     assert cache.num_owed == 2 * (3 + 2)
     cache.drop(first)
     assert cache.num_owed == 2 * 2
@@ -301,3 +304,51 @@ def test_what_is_behind_the_windows_can_be_evicted_while_the_prompt_goes_on() ->
         assert cache.audit(Holders([prompt])) == []
     cache.retire(prompt)
     assert cache.num_available == 30
+
+
+def test_a_prompt_that_waits_for_memory_is_compared_with_the_tree_again_only_when_that_has_changed(
+    cache: KvCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, holder, waiting = request(*range(8)), request(*range(50, 76)), request(*range(16))
+    assert cache.admit(ended)
+    ended.computed_len = 8
+    cache.retire(ended)
+    assert cache.admit(holder)
+    compared, compare = list[Node](), Node.num_common_pages
+
+    def counted(node: Node, token_ids: I64, page_size: int) -> int:
+        compared.append(node)
+        return compare(node, token_ids, page_size)
+
+    monkeypatch.setattr(Node, "num_common_pages", counted)
+    assert not cache.admit(waiting)
+    assert len(compared) == 1, "it is looked for once"
+    for _ in range(3):
+        assert not cache.admit(waiting)
+        assert cache.cached_len(waiting) == 8
+    assert len(compared) == 1, "nothing has changed"
+    cache.drop(holder)
+    longer = request(*range(12))
+    assert cache.admit(longer)
+    longer.computed_len = 12
+    cache.retire(longer)
+    compared.clear()
+    assert cache.cached_len(waiting) == 12
+    assert [node.end for node in compared] == [3], "what has come behind the prefix, and not that"
+    cache.clear()
+    assert cache.cached_len(waiting) == 0
+
+
+def test_a_prompt_that_waits_for_memory_does_not_find_again_what_is_not_to_be_trusted(cache: KvCache) -> None:
+    holder, waiting = request(*range(20)), request(*range(40))
+    assert cache.admit(holder)
+    holder.computed_len = 20
+    cache.share(holder, 20)
+    assert not cache.admit(waiting, spare_pages=lambda _: 10)
+    assert cache.cached_len(waiting) == 20
+    cache.distrust(holder)
+    assert cache.cached_len(waiting) == 0
+    cache.drop(holder)
+    assert cache.admit(waiting)
+    assert waiting.cached_len == 0
+    cache.drop(waiting)

@@ -109,7 +109,7 @@ def test_what_is_sooner_computed_counts_when_its_request_is_admitted_and_not_bef
     tier.takes_s, cache.compute_s = 1.0, lambda start, end: 0.0
     waiting = request([1, 1, 2, 2, 3, 3, 4])
     for _ in range(3):
-        assert not cache.admit(waiting, spare_pages=5)
+        assert not cache.admit(waiting, spare_pages=lambda _: 5)
     assert cache.counts.not_loaded == [0, 0]
     assert cache.admit(waiting)
     assert (waiting.cached_len, cache.counts.not_loaded) == (0, [0, 3])

@@ -17,13 +17,13 @@ Where layers have windows, a request holds other pages beside these, as many as 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from diptych.common.arrays import I32
+from diptych.common.arrays import I32, I64
 from diptych.engine.cache.beside import Beside
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.request_windows import RequestWindows
@@ -53,6 +53,11 @@ NUM_STATES: Final = 2  # that a request needs at most at one time: one to begin 
 def never_computed(start: int, end: int) -> float:
     """Return what computing takes of which nothing is known: whatever is loaded comes sooner."""
     return math.inf
+
+
+def no_spare(request: Request) -> int:
+    """A request may have all that there is."""
+    return 0
 
 
 @dataclass(slots=True)
@@ -206,18 +211,20 @@ class KvCache:
 
     def cached_len(self, request: Request) -> int:
         """How many tokens of the request need not be computed now, in all levels. Counts as no use."""
-        tokens = request.tokens[: request.matchable_len]
+        tokens, extra_key = self._matchable(request), request.extra_key
+        request.found, num_tokens = self.tree.reach(tokens, extra_key, request.found)
         if self.begins_with_state(request):
-            return self.tree.peek_state(tokens[: request.num_tokens - 1], request.extra_key)
+            return self.tree.peek_state(tokens, extra_key, request.found)
         if self.begins_with_windows(request):
-            return self.tree.peek_windows(tokens[: request.num_tokens - 1], request.extra_key)
-        return self.tree.peek(tokens, request.extra_key)
+            return self.tree.peek_windows(tokens, extra_key, request.found)
+        return num_tokens
 
-    def admit(self, request: Request, *, spare_pages: int = 0, spare_rows: int = 0) -> bool:
+    def admit(self, request: Request, *, spare_pages: Callable[[Request], int] = no_spare, spare_rows: int = 0) -> bool:
         """Match and lock the longest cached prefix and take pages for all its tokens.
 
-        False, and nothing changed, unless `spare_pages` and `spare_rows` would stay available as well. False also while
-        a store is asked for it, or some of it is on its way back from a tier: `request.restore` is what to wait for.
+        False, and nothing changed, unless `spare_pages(request)` and `spare_rows` would stay available as well: it is
+        asked where the request itself fits. False also while a store is asked for it, or some of it is on its way back
+        from a tier: `request.restore` is what to wait for.
         """
         request.restore = None
         if len(self._free_rows) <= spare_rows:
@@ -236,7 +243,8 @@ class KvCache:
         num_pages = self.pages_for(request.num_tokens) - len(match.pages) - match.num_lower_pages
         need = num_lower_places + num_pages + num_window_pages + num_state_pages
         num_kept = self.tree.states.num_unread(match.node) if self.begins_with_state(request) else 0
-        if need + spare_pages + num_kept + num_owed > self.num_available:
+        num_left = self.num_available - need - num_kept - num_owed
+        if num_left < 0 or num_left < spare_pages(request):
             self._unlock(request, match.node)
             return False
         if self.pages_per_state and not match.lower_nodes:
@@ -553,12 +561,19 @@ class KvCache:
             not_loaded.append(refused)
 
     def _match_down_to(self, deepest: int, request: Request) -> Match:
-        tokens, extra_key = request.tokens[: request.matchable_len], request.extra_key
+        tokens, extra_key = self._matchable(request), request.extra_key
+        request.found = self.tree.end_of(tokens, extra_key, request.found)
         if self.begins_with_state(request):
-            return self.tree.match_state(tokens[: request.num_tokens - 1], extra_key, deepest)
+            return self.tree.match_state(tokens, extra_key, deepest, request.found)
         if self.begins_with_windows(request):
-            return self.tree.match_windows(tokens[: request.num_tokens - 1], extra_key, deepest)
-        return self.tree.match(tokens, extra_key, deepest)
+            return self.tree.match_windows(tokens, extra_key, deepest, request.found)
+        return self.tree.match(tokens, extra_key, deepest, request.found)
+
+    def _matchable(self, request: Request) -> I64:
+        """Return the tokens that may be found: not all where the last one needs what is before it."""
+        tokens = request.tokens[: request.matchable_len]
+        needs_more = self.begins_with_state(request) or self.begins_with_windows(request)
+        return tokens[: request.num_tokens - 1] if needs_more else tokens
 
     def _make_room(self, level: int, node: Node, count: int) -> None:
         """Let others go from a tier until so many slots are free, as far as that can be; `node` stays."""

@@ -63,7 +63,7 @@ class SharedTiers:
 
     def _asked(self, store: Store, request: Request, compute_s: ComputeSeconds) -> Lookup | None:
         tokens, extra_key = request.tokens[: request.matchable_len], request.extra_key
-        node = self._tree.end_of(tokens, extra_key)
+        node = self._tree.end_of(tokens, extra_key, request.found)
         first, num_pages = node.end, len(tokens) // self._page_size
         patience_s = ASKING_SHARE * compute_s(first * self._page_size, len(tokens))
         if num_pages // store.run_pages <= first // store.run_pages or store.look_up_s >= patience_s:
@@ -85,7 +85,7 @@ class SharedTiers:
         """Add to the tree what shared tiers have of a request's text behind what it has, if any is loaded."""
         tokens, extra_key = request.tokens[: request.matchable_len], request.extra_key
         for level, tier in self._shared:
-            node = self._tree.end_of(tokens, extra_key)
+            node = self._tree.end_of(tokens, extra_key, request.found)
             start = node.end * self._page_size
             if level < node.level or not tier.gives_pages or not compute_s(start, len(tokens)):
                 continue

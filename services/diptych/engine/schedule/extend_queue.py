@@ -207,7 +207,7 @@ class ExtendQueue:
                 if not self._waiting.set_aside(self._turns.reason(request)):
                     break
                 continue
-            if self._cache.admit(request, spare_pages=spare_pages(request)):
+            if self._cache.admit(request, spare_pages=spare_pages):
                 self._turns.take(request)  # who waits for memory holds no slot
                 self._waiting.on_admitted(request)
                 self.add_admitted(request)

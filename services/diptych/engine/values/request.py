@@ -60,6 +60,7 @@ class Request:
     row: int = -1  # in the page table; -1: not admitted
     num_pages: int = 0  # in the page table row
     node: Node | None = field(default=None, repr=False)  # locked prefix in the radix tree; None: not admitted
+    found: Node | None = field(default=None, repr=False)  # the last one that its text led to: not locked, may be gone
     restore: Restore | Lookup | None = None  # of its prefix, for which it waits; None: it was not admitted otherwise
     lookup: Lookup | None = field(default=None, repr=False)  # of its text in a store, the only one
     num_restores: int = 0  # for which it has let others pass

@@ -209,6 +209,14 @@ def test_a_peek_finds_what_a_match_would_and_changes_nothing(tree: RadixTree) ->
     assert tree.evict(1).pages.tolist() == [3]
 
 
+def test_a_look_at_less_of_a_text_finds_less() -> None:
+    tree = RadixTree(PAGE_SIZE)
+    tree.insert(tokens("aabb"), page_list(1, 2))
+    known = tree.match(tokens("aabb")).node
+    assert [tree.peek(tokens(text), known=known) for text in ("aabbcc", "aabb", "aab", "a")] == [4, 4, 2, 0]
+    assert tree.match(tokens("aab"), known=known).num_tokens == 2
+
+
 def test_the_least_used_page_is_evicted_first_under_lfu() -> None:
     tree = RadixTree(PAGE_SIZE, policy="lfu")
     for _ in range(3):
@@ -371,6 +379,7 @@ class TreeAgainstPrefixes(RuleBasedStateMachine):
         self.uses: Counter[Prefix] = Counter()
         self.locks: Counter[Prefix] = Counter()
         self.held: list[tuple[Node, list[Prefix]]] = []
+        self.looked_for: list[tuple[list[int], bytes, Node]] = []  # and where that led to
         self.listener: set[int] = set()
         self.num_pages_made = 0
         self.num_touches = 0
@@ -383,6 +392,20 @@ class TreeAgainstPrefixes(RuleBasedStateMachine):
         prefixes = self.longest_cached(text, extra_key)
         assert match.pages.tolist() == [self.cached[prefix] for prefix in prefixes]
         assert match.num_tokens == self.num_cached_tokens(text, extra_key)
+        self.touch(prefixes)
+        self.looked_for.append((text, extra_key, match.node))
+
+    @precondition(lambda self: self.looked_for)
+    @rule(data=st.data(), more=texts, num_fewer=st.integers(0, 3))
+    def match_again(self, data: st.DataObject, more: list[int], num_fewer: int) -> None:
+        """Go on from where an earlier look has ended, whatever has come of that node."""
+        text, extra_key, known = data.draw(st.sampled_from(self.looked_for))
+        whole = np.array([*text, *more], np.int64)
+        token_ids = whole[: max(0, len(whole) - num_fewer)]
+        prefixes = self.longest_cached(token_ids.tolist(), extra_key)
+        assert self.tree.peek(token_ids, extra_key, known) == len(prefixes) * PAGE_SIZE
+        match = self.tree.match(token_ids, extra_key, known=known)
+        assert match.pages.tolist() == [self.cached[prefix] for prefix in prefixes]
         self.touch(prefixes)
 
     @rule(text=texts, extra_key=extra_keys, num_computed=st.integers(0, 2))

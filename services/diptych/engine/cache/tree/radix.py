@@ -114,15 +114,29 @@ class RadixTree:
         """Pages in tiers that have nothing but what the tree knows."""
         return sum(tier.capacity - tier.num_free for tier in self._tiers if not tier.is_shared)
 
-    def match(self, token_ids: I64, extra_key: bytes = b"", deepest: int = ALL_LEVELS) -> Match:
-        """Find the longest cached prefix of whole pages in levels up to `deepest`, and note that it is wanted now."""
-        path = self._walk(self._root, token_ids, extra_key)
+    def match(
+        self, token_ids: I64, extra_key: bytes = b"", deepest: int = ALL_LEVELS, known: Node | None = None
+    ) -> Match:
+        """Find the longest cached prefix of whole pages in levels up to `deepest`, and note that it is wanted now.
+
+        `known`: a node that `end_of` or `reach` has found for the same text, of which there may be more now. While it
+        is here, only what is behind it is looked at.
+        """
+        path = self._path(token_ids, extra_key, known)
         self._want(path)
         return self._matched(_down_to(deepest, path))
 
-    def peek(self, token_ids: I64, extra_key: bytes = b"") -> int:
+    def peek(self, token_ids: I64, extra_key: bytes = b"", known: Node | None = None) -> int:
         """Return how many tokens `match` would find, in all levels, and change nothing."""
-        node, start = self._root, 0
+        return self.reach(token_ids, extra_key, known)[1]
+
+    def reach(self, token_ids: I64, extra_key: bytes = b"", known: Node | None = None) -> tuple[Node, int]:
+        """Return the last node that a prefix of these tokens has all of, and how many tokens `match` would find.
+
+        Changes nothing.
+        """
+        node = self._still(known, token_ids)
+        start = node.end * self._page_size
         while start + self._page_size <= len(token_ids):
             child = node.children.get(self._key(token_ids, start, extra_key))
             if child is None:
@@ -132,11 +146,13 @@ class RadixTree:
             if num_common < len(child.pages):
                 break
             node = child
-        return start
+        return node, start
 
-    def match_state(self, token_ids: I64, extra_key: bytes = b"", deepest: int = ALL_LEVELS) -> Match:
+    def match_state(
+        self, token_ids: I64, extra_key: bytes = b"", deepest: int = ALL_LEVELS, known: Node | None = None
+    ) -> Match:
         """Find the longest of these prefixes behind which is a state, and note that all text is wanted."""
-        path = self._walk(self._root, token_ids, extra_key)
+        path = self._path(token_ids, extra_key, known)
         self._want(path)  # all of it, or what was split off would be wanted more than what is before it
         parting = path[-1].end * self._page_size if path[-1].children else 0
         path = _down_to(deepest, path)
@@ -144,9 +160,11 @@ class RadixTree:
             path.pop()
         return self._matched(path, parting)
 
-    def match_windows(self, token_ids: I64, extra_key: bytes = b"", deepest: int = ALL_LEVELS) -> Match:
+    def match_windows(
+        self, token_ids: I64, extra_key: bytes = b"", deepest: int = ALL_LEVELS, known: Node | None = None
+    ) -> Match:
         """Find the longest of these prefixes behind which all is here that is live there; note its use."""
-        path = self._walk(self._root, token_ids, extra_key)
+        path = self._path(token_ids, extra_key, known)
         self._want(path)
         path = _down_to(deepest, path)
         node, end = path[-1], self.windows.longest_whole(path[1:], path[-1].end)
@@ -196,22 +214,19 @@ class RadixTree:
             if num_before >= 0:
                 break
 
-    def peek_windows(self, token_ids: I64, extra_key: bytes = b"") -> int:
+    def peek_windows(self, token_ids: I64, extra_key: bytes = b"", known: Node | None = None) -> int:
         """Return how many tokens `match_windows` would find, and change nothing."""
-        end, path = self.peek(token_ids, extra_key) // self._page_size, [self._root]
-        while path[-1].end < end:
-            path.append(path[-1].children[self._key(token_ids, path[-1].end * self._page_size, extra_key)])
-        return self.windows.longest_whole(path[1:], end) * self._page_size
+        node, num_tokens = self.reach(token_ids, extra_key, known)
+        path, end = [*reversed([*node.path()])], num_tokens // self._page_size
+        if node.end < end:
+            path.append(node.children[self._key(token_ids, node.end * self._page_size, extra_key)])
+        return self.windows.longest_whole(path, end) * self._page_size
 
-    def peek_state(self, token_ids: I64, extra_key: bytes = b"") -> int:
+    def peek_state(self, token_ids: I64, extra_key: bytes = b"", known: Node | None = None) -> int:
         """Return how many tokens `match_state` would find, and change nothing."""
-        end = self.peek(token_ids, extra_key)
-        found, node = 0, self._root
-        while (node.end * self._page_size) < end:
-            node = node.children[self._key(token_ids, node.end * self._page_size, extra_key)]
-            if node.state is not None and node.end * self._page_size <= end:
-                found = node.end * self._page_size
-        return found
+        node, _ = self.reach(token_ids, extra_key, known)
+        ends = (step.end for step in node.path() if step.state is not None)
+        return next(ends, 0) * self._page_size
 
     def insert(self, token_ids: I64, pages: Pages, extra_key: bytes = b"") -> Insertion:
         """Add the pages that hold the KV of `token_ids`, and count a use of the prefix.
@@ -288,9 +303,9 @@ class RadixTree:
         previous = root_hash(extra_key) if node is self._root else int(node.hashes[-1])
         return chain_hashes(previous, token_ids[node.end * self._page_size :], self._page_size)
 
-    def end_of(self, token_ids: I64, extra_key: bytes = b"") -> Node:
+    def end_of(self, token_ids: I64, extra_key: bytes = b"", known: Node | None = None) -> Node:
         """Return the node with which the longest cached prefix of whole pages ends, and count no use."""
-        return self._walk(self._root, token_ids, extra_key)[-1]
+        return self._walk(self._still(known, token_ids), token_ids, extra_key)[-1]
 
     def adopt(self, node: Node, token_ids: I64, extra_key: bytes, level: int, found: Found) -> Node:
         """Add what others gave to a tier, behind `node`, which ends the longest cached prefix of these tokens."""
@@ -534,6 +549,18 @@ class RadixTree:
         gone = leaf.pages[num_left:]
         leaf.forget_text()
         return gone
+
+    def _path(self, token_ids: I64, extra_key: bytes, known: Node | None) -> list[Node]:
+        """Return the path from the root of the longest cached prefix, as `_walk` does."""
+        node = self._still(known, token_ids)
+        found = self._walk(node, token_ids, extra_key)
+        return found if node is self._root else [self._root, *reversed([*node.path()]), *found[1:]]
+
+    def _still(self, known: Node | None, token_ids: I64) -> Node:
+        """Return a node that was found for these tokens if they would lead to it now, else the root."""
+        if known is None or known.parent is None or known.is_withdrawn or known.end * self._page_size > len(token_ids):
+            return self._root
+        return known
 
     def _walk(self, node: Node, token_ids: I64, extra_key: bytes) -> list[Node]:
         """Return the path from `node` on of the longest cached prefix, splitting a node that is left in its middle."""
