@@ -91,7 +91,8 @@ STAGED: Final = {
     "gpt oss, six layers": (Shape(4, pp=3), Shape(8, pp=2, tp=2)),
     "olmo3, eight layers": (Shape(8, tp=2), Shape(4, pp=2)),
 }
-HANDED: Final = CASES | STAGED | UNEVEN
+IN_STAGES: Final = ", in stages"  # behind the name of a model whose layers are spread over several ranks
+HANDED: Final = CASES | UNEVEN | {f"{name}{IN_STAGES}": shapes for name, shapes in STAGED.items()}
 LIKE_OTHERS: Final = ("glm4 moe lite", "minimax m2", "qwen3.5 moe")  # in what is handed over
 STAGED_WITH_ADAPTERS: Final = {
     "kimi linear, seven layers": (Shape(8, pp=2, tp=2), Shape(4, pp=3)),
@@ -103,7 +104,8 @@ IS_DEEP: Final = bool(os.environ.get("DIPTYCH_DEEP_CHECKS"))
 
 def of(cases: Mapping[str, Any]) -> pytest.MarkDecorator:
     """Have a test run with these families."""
-    return pytest.mark.parametrize(("family_model", "shapes"), cases.items(), indirect=["family_model"], ids=cases)
+    values = [(name.removesuffix(IN_STAGES), shapes) for name, shapes in cases.items()]
+    return pytest.mark.parametrize(("family_model", "shapes"), values, indirect=["family_model"], ids=cases)
 
 
 BASE = -1  # in place of the slot of an adapter

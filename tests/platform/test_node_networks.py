@@ -21,13 +21,14 @@ request = urllib.request.Request("http://10.78.0.1:8000/v1/completions", json.du
                                  {"content-type": "application/json"})
 print(json.load(urllib.request.urlopen(request, timeout=200))["choices"][0]["text"])
 """
-STREAM = """
-import json, urllib.request
-body = {"model": "", "prompt": [5, 4, 3], "max_tokens": 300, "temperature": 0, "ignore_eos": True, "stream": True}
-request = urllib.request.Request("http://10.78.0.1:8000/v1/completions", json.dumps(body).encode(),
-                                 {"content-type": "application/json"})
-for line in urllib.request.urlopen(request, timeout=200):
-    print("token", flush=True)
+ASK_ON = """
+import itertools, json, urllib.request
+for count in itertools.count():
+    body = {"model": "", "prompt": [5, 4, count % 50], "max_tokens": 3, "temperature": 0, "ignore_eos": True}
+    request = urllib.request.Request("http://10.78.0.1:8000/v1/completions", json.dumps(body).encode(),
+                                     {"content-type": "application/json"})
+    urllib.request.urlopen(request, timeout=200).close()
+    print("answer", flush=True)
 """
 UNTIL_READY = """
 import time, urllib.request
@@ -44,12 +45,12 @@ OPTIONS = {"BOOTSTRAP": f"{LEADER}:7000", "OPEN_API": "1", "KV_CACHE_MIB": "8"}
 
 
 @contextlib.contextmanager
-def streaming(network: Network) -> Iterator[None]:
-    """Have a long answer under way; how it ends is not looked at."""
-    command = network.command(sys.executable, "-c", STREAM)
+def asking_on(network: Network) -> Iterator[None]:
+    """Have one request follow another, so that each role has work; how the last one ends is not looked at."""
+    command = network.command(sys.executable, "-c", ASK_ON)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as asking:
         assert asking.stdout is not None
-        assert asking.stdout.readline() == b"token\n"
+        assert asking.stdout.readline() == b"answer\n"
         yield
         asking.kill()
 
@@ -79,19 +80,19 @@ def networks(tmp_path: Path) -> Iterator[tuple[Network, Network]]:
 def test_two_networks_are_one_group_until_the_cable_between_them_is_cut(
     networks: tuple[Network, Network], folder: Path, role: str, cut: tuple[str, ...]
 ) -> None:
-    """One that prefills does so for a worker of one process, beside its other node."""
+    """One that prefills does so for a worker of one process, beside its leader."""
     here, there = networks
     here.start("bootstrap", "bootstrap", "--port=7000")
     group = (role, f"--model={folder}", *cut, "--nnodes=2", f"--leader={LEADER}:7100")
     here.start("leader", *group, "--node-rank=0")
     there.start("other", *group, "--node-rank=1")
     if role == "prefill":
-        there.start("decode", "decode", f"--model={folder}")
+        here.start("decode", "decode", f"--model={folder}")
     ports = ("--http-port=8000", "--grpc-port=9000", "--health-port=8084")
     here.start("router", "router", f"--model={folder}", *ports)
     here.run(sys.executable, "-c", UNTIL_READY)
     assert here.run(sys.executable, "-c", ASK).strip() == text_of_one_process(folder)
-    with streaming(here):
+    with asking_on(here):
         here.run("ip", "link", "set", "cable", "down")
         for network, name in ((here, "leader"), (there, "other")):
             assert network.processes[name].wait(200) == 1

@@ -78,11 +78,14 @@ def test_a_worker_that_comes_back_as_it_was_is_used_again(cluster: Cluster) -> N
     assert cluster.complete("p")["text"] == "Hello!"
 
 
-def test_an_impostor_at_the_address_gets_no_legs(cluster: Cluster) -> None:
+def test_an_impostor_at_the_address_gets_no_legs(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     worker = cluster.decode()
     cluster.stop_worker(worker)
+    cluster.wait_until(lambda: ready(cluster)[0] == 503)  # else a request may be lost with it, and waits for long
+    caplog.set_level("INFO")
     worker.answers_as = 999
     cluster.restart_worker(worker)
+    cluster.wait_until(lambda: f"instance {999:016x} answers at {worker.instance.address}" in caplog.text)
     status, answer = cluster.post("/v1/completions", {"prompt": "p"})
     assert (status, answer["error"]["code"], worker.started) == (503, "unavailable", [])
 

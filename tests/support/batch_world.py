@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 URL = "/v1/completions"
 LEASE_S = 30.0
+TIMEOUT_S = 200.0  # only for what hangs: machines may be busy
 TENANT = "someone"
 INPUT = f"file-{'0' * 36}"
 BATCH = f"batch_{'0' * 36}"
@@ -121,9 +122,16 @@ async def serve(call: LineCall) -> Reply:
     return Reply(400 if number == BAD else 200, orjson.dumps({"said": number}))
 
 
-def bench(process: Process, clock: Clock, serve: Callable[[LineCall], Any] = serve) -> Bench:
+def bench(
+    process: Process,
+    clock: Clock,
+    serve: Callable[[LineCall], Any] = serve,
+    monotonic: Callable[[], float] | None = None,
+) -> Bench:
+    """Unless told otherwise no time passes but that of `clock`: how often a process writes hangs on nothing else."""
     slots = Slots(2, lambda fleet, num_prompts: Busy(0, 0, 8, 0, num_prompts, 0, 8, 1.0, False), lambda model: 0)
-    return Bench(process, Files(process), slots, serve, clock, LEASE_S, 1000, 0.0, rng=AtOnce())
+    files, monotonic = Files(process), monotonic or clock
+    return Bench(process, files, slots, serve, clock, LEASE_S, 1000, 0.0, rng=AtOnce(), monotonic=monotonic)
 
 
 def line(number: int) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from typing import Any
 
 import pytest
-from batch_world import INPUT, SPEC, Clock, Memory, Process, bench, claimed, line, serve, told
+from batch_world import INPUT, SPEC, TIMEOUT_S, Clock, Memory, Process, bench, claimed, line, serve, told
 
 from diptych.common.errors import Unavailable
 from diptych.router.batches import lanes as lanes_module
@@ -54,7 +55,7 @@ def test_lines_of_a_model_that_is_away_stop_no_others_and_run_when_it_is_back() 
 
         log = await claimed(Process(memory), clock, "one")
         assert log
-        running = asyncio.create_task(JobWork(log, bench(Process(memory), clock, some)).run())
+        running = asyncio.create_task(JobWork(log, bench(Process(memory), clock, some, time.monotonic)).run())
         while served["here"] < 5:
             await asyncio.sleep(0)
             assert not running.done()
@@ -65,7 +66,7 @@ def test_lines_of_a_model_that_is_away_stop_no_others_and_run_when_it_is_back() 
         job, output, errors = await told(memory)
         assert (job.status, len(output), len(errors)) == ("completed", 14, 1)
 
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(story(), TIMEOUT_S))
 
 
 def test_a_file_that_names_one_model_is_read_on_only_as_its_lines_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +95,7 @@ def test_a_file_that_names_one_model_is_read_on_only_as_its_lines_end(monkeypatc
         assert not await lanes.end_reading()
 
     ticks = iter(range(1000))
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(story(), TIMEOUT_S))
 
 
 def test_lines_wait_for_a_model_that_makes_output_or_has_just_answered() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from batch_world import (
     NUM_LINES,
     SPEC,
     TENANT,
+    TIMEOUT_S,
     Clock,
     Memory,
     Process,
@@ -225,13 +227,13 @@ def test_a_mark_without_a_batch_goes_away(monkeypatch: pytest.MonkeyPatch) -> No
     async def story() -> None:
         memory, clock = Memory(), Clock()
         memory.objects[Place.of(SPEC).mark] = b""
-        runner = BatchRunner(bench(Process(memory), clock), "one", 0.0)
+        runner = BatchRunner(bench(Process(memory), clock, monotonic=time.monotonic), "one", 0.0)
         running = asyncio.create_task(runner.run())
         await until(lambda: not memory.objects)
         runner.leave()
         await running
 
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(story(), TIMEOUT_S))
 
 
 def test_while_results_can_not_be_written_no_line_begins_and_none_is_lost() -> None:
