@@ -341,7 +341,7 @@ def test_what_is_said_to_a_process_that_has_just_gone_is_dropped() -> None:
         own, its = socket.socketpair()
         host = SessionHost(1)
         serving = asyncio.ensure_future(host.serve(0, own))
-        while not host._processes:
+        for _ in range(5):
             await asyncio.sleep(0)
         process = host._processes[0]
         its.close()
