@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from null_runner import expected_output
 from stepped_engine import VOCAB, Engine
 
 from diptych.checkpoints.source import open_model
-from diptych.decode import core
 from diptych.engine.schedule import sampled
 from diptych.engine.schedule.batch_builder import build_batch
 from diptych.engine.schedule.sampling_builder import Place
@@ -65,28 +64,25 @@ def test_a_row_that_is_laid_out_wrongly_changes_answers(new_engine: NewEngine, b
     assert answers(engine) != EXPECTED
 
 
-def without_roll_back(step: Any, result: Any, rows: Any) -> Iterator[sampled.Sampled]:
+def without_roll_back(request: Request, drafts: Sequence[int], token_ids: Sequence[int]) -> None:
     """Drafts that did not come true count as computed."""
-    for row in sampled.sampled(step, result, rows):
-        request, token_ids, *_ = row
-        request.computed_len += 1 + len(step.drafts_of(request)) - len(token_ids)
-        yield row
+    request.late_len = len(token_ids) if drafts else 0
 
 
-def with_a_forgotten_page(step: Any, result: Any, rows: Any) -> Iterator[sampled.Sampled]:
+def with_a_forgotten_page(request: Request, drafts: Sequence[int], token_ids: Sequence[int]) -> None:
     """The page that only wrong drafts needed is nobody's any more."""
-    for row in sampled.sampled(step, result, rows):
-        request, token_ids, *_ = row
-        if len(token_ids) < 1 + len(step.drafts_of(request)):
-            request.num_pages = -(-request.computed_len // 4)
-        yield row
+    without_roll_back(request, drafts, token_ids)
+    num_wrong = 1 + len(drafts) - len(token_ids)
+    request.computed_len -= num_wrong
+    if num_wrong:
+        request.num_pages = -(-request.computed_len // 4)
 
 
 @pytest.mark.parametrize("mutant", [without_roll_back, with_a_forgotten_page])
 def test_a_roll_back_that_forgets_something_is_seen(
     new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch, mutant: Any
 ) -> None:
-    monkeypatch.setattr(core, "sampled", mutant)
+    monkeypatch.setattr(sampled, "_roll_back", mutant)
     engine = new_engine(drafter=Scripted(EXPECTED))
     with pytest.raises((AssertionError, IndexError, ValueError)):
         assert answers(engine) == EXPECTED
