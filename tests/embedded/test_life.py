@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
+import sys
 import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
@@ -26,6 +30,10 @@ def life() -> Iterator[Life]:
 
 async def number() -> int:
     return 7
+
+
+async def nothing() -> None:
+    pass
 
 
 def under_way(life: Life) -> Future[None]:
@@ -210,3 +218,89 @@ def test_what_is_to_be_finished_is_waited_for_and_dropped_when_it_has_ended(life
     life.end()
     life.finish(work())
     assert done == [1]
+
+
+def interrupted_by(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupted_soon(begun: threading.Event) -> Iterator[None]:
+    """Have the main thread interrupted, as by Ctrl-C, once something has begun that it waits for."""
+
+    def is_waiting() -> bool:
+        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        return frame.f_code is threading.Condition.wait.__code__
+
+    def interrupt() -> None:
+        assert begun.wait(TIMEOUT_S)
+        while not is_waiting():
+            time.sleep(0.001)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, interrupted_by)
+    interrupter = threading.Thread(target=interrupt)
+    try:
+        interrupter.start()
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        interrupter.join()
+        signal.signal(signal.SIGINT, before)
+
+
+def test_work_whose_waiter_is_interrupted_is_cancelled(life: Life) -> None:
+    begun, cancelled = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    with interrupted_soon(begun):
+        life.wait(work())
+    assert cancelled.wait(TIMEOUT_S)
+    assert life.wait(number()) == 7
+
+
+def test_a_stream_whose_reader_is_interrupted_is_closed_and_the_interrupt_is_what_is_told(life: Life) -> None:
+    begun, closed = threading.Event(), threading.Event()
+
+    async def parts() -> AsyncGenerator[int, None]:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+            yield 1
+        finally:
+            closed.set()
+
+    async def first(parts: AsyncGenerator[int, None]) -> int:
+        return await anext(parts)
+
+    stream = parts()
+    with interrupted_soon(begun):
+        try:
+            life.wait(first(stream))
+        finally:
+            life.finish(stream.aclose())
+    assert closed.is_set()
+
+
+def test_a_forked_process_has_no_part_in_it_and_ends(life: Life) -> None:
+    """Threads are not forked: it would wait for ever for this one."""
+    pid = os.fork()
+    if not pid:
+        signal.alarm(10)
+        try:
+            with pytest.raises(InternalError, match="another process"):
+                life.wait(number())
+            life.finish(nothing())
+            assert not life.begin_to_end()
+            life.end()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert life.wait(number()) == 7

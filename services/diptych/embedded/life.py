@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import os
 import threading
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
@@ -20,10 +21,14 @@ from diptych.common.errors import InternalError
 T = TypeVar("T")
 
 CLOSED: Final = "the engine was closed"
+FORKED: Final = "the engine is of another process, from which this one was forked: make one here"
 
 
 class Life:
-    """It ends when it is told to, or with the interpreter. Methods are for any thread."""
+    """It ends when it is told to, or with the interpreter. Methods are for any thread of its process.
+
+    A process that was forked from this one has no such thread: nothing is done there, and nobody waits.
+    """
 
     def __init__(self, name: str) -> None:
         """`name`: of the thread."""
@@ -31,6 +36,7 @@ class Life:
         self._loop = asyncio.new_event_loop()
         self._lock = threading.RLock()  # a garbage collector may come here while its thread holds it
         self._is_over = False
+        self._pid = os.getpid()
         self._ending: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -39,6 +45,9 @@ class Life:
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Have work done. Raises `InternalError`, as the work does, when it has ended."""
+        if self._is_elsewhere:
+            work.close()
+            raise InternalError(FORKED)
         with self._lock:
             if not self._is_over:
                 return asyncio.run_coroutine_threadsafe(self._done(work), self._loop)
@@ -46,8 +55,13 @@ class Life:
         raise InternalError(CLOSED)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what came of work. Not for the thread itself."""
-        return self.submit(work).result()
+        """Return what came of work. Not for the thread itself. Who is interrupted in this, as by Ctrl-C, cancels it."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # does nothing once it is done
+            raise
 
     def finish(self, work: Coroutine[Any, Any, None]) -> None:
         """Have work done that others have no use for after the end; wait for it, unless this is the thread itself."""
@@ -58,6 +72,8 @@ class Life:
 
     def begin_to_end(self) -> bool:
         """End all work, and then what is on the stack, but wait for nothing; return whether nobody has before."""
+        if self._is_elsewhere:
+            return False
         with self._lock:
             is_first, self._is_over = not self._is_over, True
             if is_first:
@@ -70,11 +86,16 @@ class Life:
         Who is interrupted in this has it go on all the same, and may wait again.
         """
         is_first = self.begin_to_end()
-        if threading.current_thread() is self._thread:
+        if self._is_elsewhere or threading.current_thread() is self._thread:
             return
         self._thread.join()
         if is_first:
             self._ending.result()
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether this is a forked process. Its copy of the lock may be held for ever."""
+        return os.getpid() != self._pid
 
     def _run(self) -> None:
         try:

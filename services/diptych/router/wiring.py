@@ -239,7 +239,7 @@ def build(
 
 def _pools(fleet: Fleet) -> PoolsOfModel:
     return PoolsOfModel(
-        lambda: share_of(fleet.pairs(), fleet.pool_tokens(), len(fleet.routers())),
+        lambda: share_of(fleet.pairs(), fleet.pool_tokens(), fleet.routers(), fleet.router_id),
         fleet.problem,
     )
 

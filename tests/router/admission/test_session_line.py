@@ -590,7 +590,12 @@ def test_steps_to_let_many_in_at_once_grow_as_their_number_does() -> None:
 def test_a_router_has_its_share_of_the_smaller_side_of_the_pools() -> None:
     pairs = [Pair(1, 3), Pair(2, 3), Pair(1, 4), Pair(2, 4)]
     pool_tokens = {1: 100, 2: 50, 3: 80, 4: 40, 5: 1000}
-    assert share_of(pairs, pool_tokens, 1) == 120
-    assert share_of(pairs, pool_tokens, 3) == 40
-    assert share_of([Pair(1, 1), Pair(5, 5)], pool_tokens, 0) == 1100
-    assert share_of([], pool_tokens, 1) == 0
+    assert share_of(pairs, pool_tokens, [7], 7) == 120
+    assert share_of(pairs, pool_tokens, [6, 7, 8], 7) == 40
+    assert share_of([Pair(1, 1), Pair(5, 5)], pool_tokens, [], 7) == 1100
+    assert share_of([], pool_tokens, [7], 7) == 0
+
+
+def test_a_router_that_is_no_member_yet_has_no_share_beside_those_that_are() -> None:
+    """They share the pools without it: a process that starts again would have had as much once more."""
+    assert share_of([Pair(1, 1)], {1: 100}, [6], 7) == 0

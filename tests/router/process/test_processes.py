@@ -392,4 +392,5 @@ def test_processes_have_one_line_of_sessions_and_one_that_dies_takes_no_place_al
     child.kill()
     assert not psutil.wait_procs([child], TIMEOUT_S)[1]
     assert [place_in_line(second, name) for name in "cba"] == [3, 2, 1]
-    wait_for(lambda: 'session_line_waiting{process="1"} 3.0' in get(f"http://127.0.0.1:{routers.health_port}/metrics"))
+    metrics = f"http://127.0.0.1:{routers.health_port}/metrics"
+    wait_for(lambda: re.search(r'session_line_waiting\{process="\d"\} 3.0', get(metrics)))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import uvloop
 
 from diptych.common.errors import Conflict, InternalError, InvalidRequest, Overloaded, Unavailable
 from diptych.router.admission.session_line import TICKET_S, Key
@@ -77,8 +79,8 @@ class Router:
     def num_tokens(self, model: int = 0) -> int:
         return self.host.desk.doors[model].line.num_tokens
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        for round in range(60_000):
+    async def until(self, condition: Callable[[], bool], most: int = 60_000) -> None:
+        for round in range(most):
             if condition():
                 return
             await asyncio.sleep(0.001 if round > 100 else 0)
@@ -193,6 +195,17 @@ def test_the_pools_are_what_the_processes_that_are_there_tell_of_them() -> None:
     in_router(test)
 
 
+def test_pools_are_known_before_anybody_waits_and_followed_while_nobody_does() -> None:
+    async def test(router: Router) -> None:
+        door = router.host.desk.doors[0]
+        await router.until(lambda: door.capacity_tokens == 100, most=1000)
+        router.now_s += 1
+        router.capacity = [50, 0]
+        await router.until(lambda: door.capacity_tokens == 50, most=1000)
+
+    in_router(test, look_s=0.001)
+
+
 def test_pools_are_asked_for_again_while_anybody_waits() -> None:
     async def test(router: Router) -> None:
         router.capacity = [0, 0]
@@ -283,6 +296,75 @@ def test_a_router_that_leaves_lets_nobody_wait() -> None:
         assert router.place(B) == 1
 
     in_router(test)
+
+
+def test_a_router_that_leaves_uses_and_closes_what_is_open() -> None:
+    async def test(router: Router) -> None:
+        await router.links[0].open(A, TERMS, LONG_S)
+        for link in router.links:
+            link.leave()
+        with router.links[1].request(0, A) as context:
+            context.num_tokens = 20
+        await router.until(lambda: router.num_tokens() == 30)
+        assert await router.links[1].close(A)
+
+    in_router(test)
+
+
+def in_uvloop(test: Coroutine[Any, Any, None]) -> None:
+    """As routers run: there it is an error to write to what is closed."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(test)
+
+
+def test_a_process_whose_parent_is_gone_keeps_nothing_to_tell() -> None:
+    async def test() -> None:
+        its, parent = socket.socketpair()
+        link = SessionLink(its, [], 2)
+        running = asyncio.ensure_future(link.run())
+        await asyncio.sleep(0)
+        with link.request(0, A):
+            parent.close()
+            await running
+        for _ in range(3):
+            with link.request(0, A):
+                await asyncio.sleep(0)
+        assert link._unsent == []
+
+    in_uvloop(test())
+
+
+def test_what_is_said_to_a_process_that_has_just_gone_is_dropped() -> None:
+    """The parent hears of its end later than its end of the sockets is closed, and may ask for pools in between."""
+
+    async def test() -> None:
+        own, its = socket.socketpair()
+        host = SessionHost(1)
+        serving = asyncio.ensure_future(host.serve(0, own))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        process = host._processes[0]
+        its.close()
+        await serving
+        await asyncio.sleep(0)
+        process.say(Tell())
+
+    in_uvloop(test())
+
+
+def test_a_process_that_cannot_be_understood_loses_its_part_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        own, its = socket.socketpair()
+        host = SessionHost(1)
+        its.sendall(encoded(Begin(1, "", "a", 0)) + b"x" * (1 << 17))
+        await host.serve(0, own)
+        assert host._processes == {}
+        its.close()
+
+    asyncio.run(test())
+    assert "process 0 has no part in the line of sessions any more" in caplog.text
 
 
 def test_one_process_shows_what_all_have_counted() -> None:

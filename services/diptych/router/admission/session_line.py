@@ -20,7 +20,7 @@ it may be unused, which before its first request is `TICKET_S` at most.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -243,12 +243,15 @@ class _Sweep:
         return self._held[owner] * len(self._held) >= self._capacity_tokens
 
 
-def share_of(pairs: Iterable[Pair], pool_tokens: Mapping[int, int], num_routers: int) -> int:
-    """Return the tokens of context that one of these routers may fill the pools with.
+def share_of(pairs: Iterable[Pair], pool_tokens: Mapping[int, int], routers: Collection[int], router_id: int) -> int:
+    """Return the tokens of context that a router may fill the pools with; `routers`: the members.
 
     A context is in a pool of each side of the pairs, so the smaller side counts. Routers have equal shares: none has
-    to know what the others have let in, and all together let in no more than fits.
+    to know what the others have let in, and all together let in no more than fits. One that is no member yet has no
+    share: those that are share the pools without it.
     """
+    if routers and router_id not in routers:
+        return 0
     sides = zip(*((pair.prefill_id, pair.decode_id) for pair in pairs), strict=True)
     held = [sum(pool_tokens.get(each, 0) for each in set(side)) for side in sides]
-    return min(held, default=0) // max(1, num_routers)
+    return min(held, default=0) // max(1, len(routers))

@@ -2,8 +2,8 @@
 
 Each process is at the other end of a pair of sockets. A process that dies takes nothing along: the places of clients
 that waited there are kept, as those of clients that leave, sessions stay open, and requests that ran there have ended.
-The pools are what the processes that are there tell of them together, each its own share; they are asked when a client
-comes, and again and again while anybody waits.
+The pools are what the processes that are there tell of them together, each its own share; they are asked again and
+again, and when a client comes.
 """
 
 from __future__ import annotations
@@ -60,11 +60,13 @@ class SessionHost:
         self._shown_by: _Process | None = None  # and whom
 
     async def run(self) -> None:
-        """Ask for the pools while anybody waits, and tell what is counted, until cancelled."""
+        """Ask for the pools, and tell what is counted, until cancelled.
+
+        They are asked for though nobody waits: who comes next is let in by what they are, and metrics show it.
+        """
         while True:
             await asyncio.sleep(self._look_s)
-            if any(door.line.num_waiting for door in self.desk.doors):
-                self._ask_for_pools()
+            self._ask_for_pools()
             self._tell_counts()
 
     async def serve(self, index: int, connection: socket.socket) -> None:
@@ -76,6 +78,8 @@ class SessionHost:
                 self._hear(process, decoded(line))
         except ConnectionError:
             pass  # it died
+        except Exception:
+            logger.exception("process %d has no part in the line of sessions any more: it can't be understood", index)
         finally:
             if self._processes.get(index) is process:
                 del self._processes[index]
@@ -130,7 +134,9 @@ class _Process:
         self.pools: dict[int, Pools] = {}  # by model
 
     def say(self, word: Word) -> None:
-        self._writer.write(encoded(word))
+        """Tell it something, unless its end of the sockets is known to be gone, though nobody was told yet."""
+        if not self._writer.is_closing():
+            self._writer.write(encoded(word))
 
     def hear(self, word: Word) -> None:
         match word:

@@ -63,7 +63,8 @@ class SessionLink:
         self._unsent: list[bytes] = []
         self._writer: asyncio.StreamWriter | None = None
         self._counted: LineUsage | None = None
-        self._refusal: DiptychError | None = None  # of calls, from now on
+        self._has_left = False  # nobody opens a session here any more
+        self._is_over = False  # the parent is gone
 
     async def run(self) -> None:
         """Carry words to and from the parent, until it is gone."""
@@ -74,12 +75,16 @@ class SessionLink:
                 while (line := await reader.readline()).endswith(b"\n"):
                     self._hear(decoded(line))
         finally:
-            self._refuse(Unavailable(ENDS))
+            self._is_over = True
+            self._unsent.clear()
+            self._fail_calls(Unavailable(ENDS))
             self._writer.close()
 
     async def open(self, key: Key, terms: Terms, wait_s: float) -> None:
         if not wait_s:
             raise Conflict(f"{self._words}: ask for room with wait_s, and send whole prompts")
+        if self._has_left:
+            raise _left()
         call = next(self._numbers)
         word = Open(call, *key, terms.max_tokens, terms.idle_s, terms.expected_tokens, terms.model, wait_s)
         await self._call(word, wait_s + ANSWER_S)
@@ -90,7 +95,7 @@ class SessionLink:
     @contextmanager
     def request(self, model: int, key: Key) -> Generator[ContextOfRequest, None, None]:
         context, number = ContextOfRequest(), next(self._numbers)
-        is_told = bool(key.session_id) and self._num_unsent < MAX_UNSENT_BYTES
+        is_told = bool(key.session_id) and not self._is_over and self._num_unsent < MAX_UNSENT_BYTES
         if is_told:
             self._say(Begin(number, *key, model))
         try:
@@ -106,7 +111,9 @@ class SessionLink:
         return self._counted
 
     def leave(self) -> None:
-        self._refuse(Unavailable(LEFT, retry_after_s=1))
+        """Open no more sessions. Those that are open are used and closed as before, until the process ends."""
+        self._has_left = True
+        self._fail_calls(_left())
 
     @property
     def _words(self) -> str:
@@ -117,8 +124,8 @@ class SessionLink:
         return 0 if self._writer is None else self._writer.transport.get_write_buffer_size()
 
     async def _call(self, word: Open | Close, timeout_s: float) -> Answer:
-        if self._refusal is not None:
-            raise self._refusal
+        if self._is_over:
+            raise Unavailable(ENDS)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._calls[word.call] = answer
         self._say(word)
@@ -147,19 +154,23 @@ class SessionLink:
             case Uncounted():
                 self._counted = None
 
-    def _refuse(self, error: DiptychError) -> None:
-        """End all calls, and those that come."""
-        self._refusal = error
+    def _fail_calls(self, error: DiptychError) -> None:
         for call, answer in self._calls.items():
             if not answer.done():
                 answer.set_result(failed(call, error))
 
     def _say(self, word: Word) -> None:
+        if self._is_over:
+            return
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(encoded(word))
 
     def _flush(self) -> None:
-        if self._writer is not None and self._unsent:
+        if self._writer is not None and self._unsent and not self._writer.is_closing():
             self._writer.write(b"".join(self._unsent))
             self._unsent.clear()
+
+
+def _left() -> Unavailable:
+    return Unavailable(LEFT, retry_after_s=1)

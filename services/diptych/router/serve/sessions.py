@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
+from diptych.common.errors import InvalidRequest
 from diptych.router.admission.session_line import Key
 from diptych.router.errors import ModelNotFound
 from diptych.router.serve.models import Models
@@ -39,7 +40,9 @@ async def open_session(models: Models, owner: str, wish: Wish) -> str:
 
 
 async def close_session(models: Models, owner: str, session_id: str) -> bool:
-    """Return whether it was open, or waited."""
+    """Return whether it was open, or waited. Raises `InvalidRequest` for a name that no session has."""
+    if len(session_id) > MAX_SESSION_ID_LEN:
+        raise InvalidRequest(f"session_id must have at most {MAX_SESSION_ID_LEN} characters", param="session_id")
     return await models.desk.close(Key(owner, session_id))
 
 

@@ -401,6 +401,14 @@ def test_what_makes_no_sense_of_a_session_over_grpc_is_refused(stub: Any, field:
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+def test_a_name_that_no_session_can_have_is_refused_where_one_is_closed(crowded: Cluster, stub: Any) -> None:
+    """It would go to the parent of several processes, who reads lines of 64 KiB."""
+    with pytest.raises(grpc.RpcError, match="session_id") as refused:
+        stub.CloseSession(inference_pb2.CloseSessionRequest(session_id="s" * 129))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert ask(crowded, "POST", "/close_session", body={"session_id": "s" * 129})[0] == 400
+
+
 @pytest.mark.parametrize(
     "fields",
     [
