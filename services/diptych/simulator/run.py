@@ -71,7 +71,7 @@ class Platform:
     def _session_tokens(self) -> int:
         workers = self.fleet.workers.items()
         pool_tokens = {number: each.setup.num_pages * each.setup.page_size for number, each in workers}
-        return share_of(self.front.workers.pairs, pool_tokens, 1)
+        return share_of(self.front.workers.pairs, pool_tokens, (), 0)  # one router, which nobody lists
 
     def _follow(self, served: Served) -> None:
         """The call before it has ended."""
