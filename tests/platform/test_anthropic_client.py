@@ -287,7 +287,7 @@ def test_an_unknown_model_is_not_found(create: Any) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": "hi"}]}, "role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image.source"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "content[0].source"),
         ({"messages": [{"role": "user", "content": "word " * 9000}]}, "context"),
         ({"extra_body": {"temperature": -1}}, "temperature"),
         ({"extra_body": {"colour": "red"}}, "colour"),

@@ -192,7 +192,7 @@ def test_what_the_model_said_can_be_sent_back(client: openai.OpenAI, cluster: Cl
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "phone"}}, "tool_choice"),
         ({"input": []}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].message.content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"tools": [TOOL], "include": ["message.output_text.logprobs"]}, "include"),

@@ -14,9 +14,11 @@ from diptych.generation.slo import Slo
 from diptych.planner.plan import plan
 from diptych.planner.starts import WARM_S
 from diptych.planner.values import Flip, Limits, Memory, Observed, Plan, WorkerState
-from diptych.simulator.control import kinds_of
+from diptych.simulator.control import WINDOWS_S, kinds_of
 from diptych.simulator.run import simulate
 from diptych.simulator.served import Served
+
+SEEN_S = WARM_S + WINDOWS_S[0]  # the first window that has nothing of what came to cold caches
 
 
 @dataclass
@@ -92,11 +94,11 @@ def test_hits_and_misses_are_kinds_of_their_own_and_who_waits_is_taken_for_the_o
 def test_the_planner_gets_more_workers_for_a_load_that_one_can_not_keep() -> None:
     setup = platform("U", slo=Slo(0.5, 0.05), more=worker("U", start_s=2.0), bounds=Limits(budget_gpus=6))
     first, *others = chats(351, apart_s=0.03)
-    calls = [first, *(replace(each, arrival_s=each.arrival_s + WARM_S) for each in others)]
+    calls = [first, *(replace(each, arrival_s=each.arrival_s + SEEN_S) for each in others)]
     alone, planned = simulate(setup, calls), simulate(setup, calls, Planner())
     assert set(planned.failure) == {""}
     assert planned.gpu_s > 1.1 * planned.virtual_s
-    late = planned.arrival_s > WARM_S + 8
+    late = planned.arrival_s > SEEN_S + 8
     assert np.nanmedian(planned.ttft_s[late]) < np.nanmedian(alone.ttft_s[late])
 
 
