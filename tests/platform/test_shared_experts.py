@@ -90,8 +90,9 @@ def ready_decoders(platform: Platform) -> list[bootstrap_pb2.Instance]:
 
 
 def test_schedulers_that_share_decode_for_a_worker_that_is_cut_otherwise(
-    platform: Platform, expected: list[tuple[int, ...]]
+    platform: Platform, expected: list[tuple[int, ...]], wait_until: Callable[..., Any]
 ) -> None:
+    wait_until(lambda: len(ready_decoders(platform)) == 4, 200.0, "both workers")
     assert sorted(each.dp_rank for each in ready_decoders(platform)) == [0, 0, 1, 1]
     for _ in range(2):
         assert complete_all(platform) == expected

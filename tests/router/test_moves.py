@@ -126,7 +126,8 @@ def test_a_worker_that_refuses_keeps_its_request(cluster: Cluster, fail: Any) ->
 
 def test_a_new_worker_that_fails_before_the_old_one_lets_go_costs_a_replay_at_most(cluster: Cluster, fail: Any) -> None:
     with cluster.ask(**ASKED) as answer:
-        request, _, new = running(cluster)
+        request, old, new = running(cluster)
+        old.let_go_s = 60.0
         new.faults.append(fail(0, 4))
         move(cluster, request, new)
         text, _, usage = read(answer)
@@ -139,7 +140,7 @@ def test_a_client_that_leaves_meanwhile_has_all_legs_aborted(cluster: Cluster) -
     connection = cluster.connect(**ASKED)
     with connection.getresponse():
         request, old, new = running(cluster)
-        old.step_s = 5.0  # it stands still, and does not let go
+        old.let_go_s = 60.0
         move(cluster, request, new)
         cluster.wait_for(lambda: any(leg.num_prior_output_tokens for leg in new.started))
     connection.close()

@@ -71,6 +71,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         self.stats = STATS  # of every leg
         self.drafts = self.accepted_drafts = 0  # of each output of a decode or local leg but the first and the last
         self.step_s = 0.0  # pause between outputs
+        self.let_go_s = 0.01  # pause before what moves is let go
         self.faults: list[Fault] = []  # each is used by one leg
         self.started: list[StartLeg] = []
         self.aborted: list[int] = []  # rooms
@@ -232,7 +233,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         self.running[leg.room] = asyncio.ensure_future(self._let_go(leg, ready))
 
     async def _let_go(self, leg: StartLeg, ready: Batches) -> None:
-        await asyncio.sleep(self.step_s)
+        await asyncio.sleep(self.let_go_s)
         del self.running[leg.room], self._held[leg.room]
         if self.running.pop(leg.moves_room, None) is not None:
             ready.put_nowait(_batch(_HANDED_BACK.output(leg.moves_room)))
