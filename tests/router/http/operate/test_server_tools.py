@@ -376,11 +376,12 @@ def test_a_call_over_grpc_that_is_cancelled_or_too_late_waits_no_longer(crowded:
     crowded.wait_until(lambda: door.num_calls == 1)
     waits.cancel()
     crowded.wait_until(lambda: door.num_calls == 0)
-    with pytest.raises(grpc.RpcError) as refused:
-        stub.OpenSession(asked("c", wait_s=100), timeout=0.2)
-    assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    crowded.wait_until(lambda: door.num_calls == 0)
-    assert [door.line.place(Key("", name)) for name in "bc"] == [1, 2], "the places are kept for a while"
+    while door.line.place(Key("", "c")) != 2:  # in time: a busy machine may need more of it
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.OpenSession(asked("c", wait_s=100), timeout=0.2)
+        assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        crowded.wait_until(lambda: door.num_calls == 0)
+    assert door.line.place(Key("", "b")) == 1, "the places are kept for a while"
 
 
 @pytest.mark.parametrize(
