@@ -357,8 +357,10 @@ class KvCache:
         self._end_reading(request)
         start = request.node.end
         insertion = self._hand_over(request, num_tokens)
-        self.page_table[request.row, start : insertion.node.end] = insertion.pages
-        self._keep_snapshots(request, insertion.node, num_tokens)
+        if len(insertion.known):
+            self.page_table[request.row, start : insertion.node.end] = insertion.pages
+        if request.snapshots:
+            self._keep_snapshots(request, insertion.node, num_tokens)
         duplicate = insertion.duplicate
         self.tree.lock(insertion.node)
         if self.windows.num_groups:

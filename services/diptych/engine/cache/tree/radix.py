@@ -38,7 +38,6 @@ from diptych.engine.cache.tree.radix_node import (
     Save,
     joined,
     merged,
-    node_key,
 )
 from diptych.engine.cache.turns import Kind, Turns
 from diptych.engine.values.policy_names import EvictionPolicy
@@ -619,7 +618,7 @@ class RadixTree:
         else:
             self._ranking.touch_new(node)
             self._queues[level].add(node)
-        node.is_withdrawn, node.has_rows = parent.is_withdrawn, is_of_rows(extra_key)
+        node.is_withdrawn, node.has_rows = parent.is_withdrawn, bool(extra_key) and is_of_rows(extra_key)
         if not node.is_withdrawn:
             self._changes.store(node.hashes.tolist(), level)
         return node
@@ -687,7 +686,7 @@ class RadixTree:
 
     def _is_kept_below(self, node: Node) -> bool:
         """Whether a node that is evicted from its level goes down a level: always, where others are kept behind it."""
-        if node.is_withdrawn or node.has_rows or node.level == len(self._tiers):
+        if node.is_withdrawn or node.has_rows:
             return False
         tier = self._tiers[node.level]
         return bool(node.children) or tier.admits(node.hashes, node.num_uses, node.end * self._page_size)
