@@ -195,8 +195,7 @@ async def run(router: Router, stop: event_loop.Stop, *, drain_s: float) -> None:
     async with asyncio.TaskGroup() as group:
         background = [group.create_task(router.fleet.run()), group.create_task(router.health.run())]
         background.append(group.create_task(router.reconciler.run()))
-        if router.link is not None:
-            background.append(group.create_task(router.link.run()))
+        background.append(group.create_task(router.follow_desk()))
         if router.console is not None:
             background.append(group.create_task(router.console.run()))
         if router.batches is not None:

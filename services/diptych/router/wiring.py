@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from diptych.common.build_info import register_certificate_expiry
 from diptych.common.draining import Draining
@@ -20,7 +20,7 @@ from diptych.router.admission.admission import Admission
 from diptych.router.admission.body_budget import BodyBudget
 from diptych.router.admission.in_flight import InFlight
 from diptych.router.admission.queue import AdmissionLimits
-from diptych.router.admission.session_desk import Desk, SessionDesk
+from diptych.router.admission.session_desk import Desk, ModelDesk, SessionDesk
 from diptych.router.admission.session_door import SessionDoor
 from diptych.router.admission.session_line import share_of
 from diptych.router.admission.shedder import Shedder
@@ -40,14 +40,14 @@ from diptych.router.keys.ledger import Ledger
 from diptych.router.keys.opened import open_callers
 from diptych.router.metrics import GrammarUsage, KeyUsage, RouterMetrics, SessionLineUsage, TokenizerUsage
 from diptych.router.process.health import ProcessMetrics, RouterHealth
-from diptych.router.process.session_link import PoolsOfModel, SessionLink
+from diptych.router.process.session_link import PoolsOfModel
 from diptych.router.process.share import Share
 from diptych.router.serve.aborts import Aborts
 from diptych.router.serve.execution import Dispatcher
 from diptych.router.serve.hedging import Hedging
 from diptych.router.serve.models import Models
 from diptych.router.serve.mover import Mover
-from diptych.router.serve.pipeline import Hold, Pipeline
+from diptych.router.serve.pipeline import Pipeline
 from diptych.router.serve.prepare import Preparer
 from diptych.router.serve.request_log import RequestLog
 from diptych.router.serve.selection import Selector
@@ -73,6 +73,9 @@ MIN_CONNECTION_S: Final = 1.0
 BODIES_IN_MEMORY: Final = 64  # of the longest; of shorter ones more
 MAX_READING: Final = 64  # requests whose images are read at once
 STOP_GRACE_S: Final = 3  # after draining, for the last words to running requests
+
+
+FollowDesk: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,7 @@ class Router:
     reconciler: Reconciler
     batches: Batches | None  # None: there is no store for them
     desk: Desk
-    link: SessionLink | None  # which is the desk; None: it is here, as this is no process of several
+    follow_desk: FollowDesk  # keeps the desk in step with the pools, until cancelled
 
     @property
     def fleet(self) -> Fleet:
@@ -181,11 +184,9 @@ def build(
 
     draining = Draining(OpenRequests(admission, fleet, leave_shared_ports), leave)
     reserved = reserved_names(config.served_model_name, models)
-    pools = [_pools(each) for each in fleets]
-    link = share.session_link(pools) if share is not None else None
-    desk = link or SessionDesk([SessionDoor(each.capacity, each.problem) for each in pools], time.monotonic)
-    holds = [partial(desk.request, number) for number in range(len(models))]
-    served = [_served(config, trust, *each, shared, reserved) for each in zip(models, fleets, holds, strict=True)]
+    desk, follow_desk = _desk(fleets, share)
+    desks = [ModelDesk(desk, number) for number in range(len(models))]
+    served = [_served(config, trust, *each, shared, reserved) for each in zip(models, fleets, desks, strict=True)]
     metrics.registry.register(TokenizerUsage([each.preparer.tokenization.cache for each in served]))
     pipelines = Models([each.pipeline for each in served], desk)
     metrics.registry.register(SessionLineUsage(desk))
@@ -233,14 +234,25 @@ def build(
         reconciler,
         batches,
         desk,
-        link,
+        follow_desk,
     )
+
+
+def _desk(fleets: Sequence[Fleet], share: Share | None) -> tuple[Desk, FollowDesk]:
+    """Return the desk of this process, or the way to that of the parent."""
+    pools = [_pools(each) for each in fleets]
+    if share is not None:
+        link = share.session_link(pools)
+        return link, link.run
+    desk = SessionDesk([SessionDoor(each.capacity, each.problem) for each in pools], time.monotonic)
+    return desk, partial(desk.follow_pools, fleets[0].wait_for_change)
 
 
 def _pools(fleet: Fleet) -> PoolsOfModel:
     return PoolsOfModel(
         lambda: share_of(fleet.pairs(), fleet.pool_tokens(), fleet.routers(), fleet.router_id),
         fleet.problem,
+        fleet.wait_for_change,
     )
 
 
@@ -278,14 +290,14 @@ def _served(
     trust: Trust,
     model: ServedModel,
     fleet: Fleet,
-    hold: Hold,
+    desk: ModelDesk,
     shared: SharedParts,
     reserved: Sequence[str],
 ) -> ServedParts:
     preparer = _preparer(config, model, fleet, shared)
     dispatcher = _dispatcher(config, fleet, shared)
     in_flight = InFlight()
-    pipeline = _pipeline(config, model, preparer, dispatcher, in_flight, hold, shared)
+    pipeline = _pipeline(config, model, preparer, dispatcher, in_flight, desk, shared)
     mover = Mover(dispatcher) if config.moves == "on" else None
     admin = AdapterAdmin(fleet, trust, reserved)
     return ServedParts(model, fleet, preparer, dispatcher, in_flight, pipeline, mover, admin)
@@ -341,7 +353,7 @@ def _pipeline(
     preparer: Preparer,
     dispatcher: Dispatcher,
     in_flight: InFlight,
-    hold: Hold,
+    desk: ModelDesk,
     shared: SharedParts,
 ) -> Pipeline:
     selector, metrics = dispatcher.selector, dispatcher.metrics
@@ -350,7 +362,7 @@ def _pipeline(
     retries = RetryLimits(config.pair_wait_s, config.lost_pair_wait_s, cold_wait_s=config.cold_wait_s)
     usage, aborts = shared.usage, shared.aborts
     return Pipeline(
-        model, preparer, dispatcher, shared.admission, gate, shedder, in_flight, retries, hold, usage, aborts
+        model, preparer, dispatcher, shared.admission, gate, shedder, in_flight, retries, desk, usage, aborts
     )
 
 
