@@ -41,9 +41,7 @@ def folder(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="module")
-def platform(
-    start_shared: Callable[..., Platform], folder: Path, wait_until: Callable[..., Any]
-) -> Iterator[Platform]:
+def platform(start_shared: Callable[..., Platform], folder: Path, wait_until: Callable[..., Any]) -> Iterator[Platform]:
     sizes = ("--unified", "2", "--nodes", "2", "--threads", "1")
     variables = {"DIPTYCH_KV_CACHE_MIB": "8", "DIPTYCH_POLICY": "least_load"}
     running = start_shared(prefill=0, decode=0, options=("--model", str(folder), *sizes), **variables)
