@@ -217,8 +217,7 @@ def _background(router: Router) -> Iterator[Coroutine[None, None, None]]:
     """Yield what runs beside the servers of a router."""
     serving = router.serving
     yield from (router.fleet.run(), serving.health.run(), router.reconciler.run())
-    if serving.link is not None:
-        yield serving.link.run()
+    yield serving.follow_desk()
     if router.console is not None:
         yield router.console.run()
     if serving.batches is not None:

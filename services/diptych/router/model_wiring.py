@@ -14,6 +14,7 @@ from diptych.router.admission.admission import Admission
 from diptych.router.admission.body_budget import BodyBudget
 from diptych.router.admission.in_flight import InFlight
 from diptych.router.admission.queue import AdmissionLimits
+from diptych.router.admission.session_desk import ModelDesk
 from diptych.router.admission.shedder import Shedder
 from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.choose.breakers import Breakers
@@ -26,7 +27,7 @@ from diptych.router.serve.aborts import Aborts
 from diptych.router.serve.execution import Dispatcher
 from diptych.router.serve.hedging import Hedging
 from diptych.router.serve.mover import Mover
-from diptych.router.serve.pipeline import Hold, Pipeline
+from diptych.router.serve.pipeline import Pipeline
 from diptych.router.serve.prepare import Preparer
 from diptych.router.serve.request_log import RequestLog
 from diptych.router.serve.selection import Selector
@@ -113,14 +114,14 @@ def served_parts(
     trust: Trust,
     model: ServedModel,
     fleet: Fleet,
-    hold: Hold,
+    desk: ModelDesk,
     shared: SharedParts,
     reserved: Sequence[str],
 ) -> ServedParts:
     preparer = _preparer(config, model, fleet, shared)
     dispatcher = _dispatcher(config, fleet, shared)
     in_flight = InFlight()
-    pipeline = _pipeline(config, model, preparer, dispatcher, in_flight, hold, shared)
+    pipeline = _pipeline(config, model, preparer, dispatcher, in_flight, desk, shared)
     mover = Mover(dispatcher) if config.moves == "on" else None
     admin = AdapterAdmin(fleet, trust, reserved)
     return ServedParts(model, fleet, preparer, dispatcher, in_flight, pipeline, mover, admin)
@@ -176,7 +177,7 @@ def _pipeline(
     preparer: Preparer,
     dispatcher: Dispatcher,
     in_flight: InFlight,
-    hold: Hold,
+    desk: ModelDesk,
     shared: SharedParts,
 ) -> Pipeline:
     selector, metrics = dispatcher.selector, dispatcher.metrics
@@ -185,5 +186,5 @@ def _pipeline(
     retries = RetryLimits(config.pair_wait_s, config.lost_pair_wait_s, cold_wait_s=config.cold_wait_s)
     usage, aborts = shared.usage, shared.aborts
     return Pipeline(
-        model, preparer, dispatcher, shared.admission, gate, shedder, in_flight, retries, hold, usage, aborts
+        model, preparer, dispatcher, shared.admission, gate, shedder, in_flight, retries, desk, usage, aborts
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from starlette.types import ASGIApp
 
@@ -17,7 +17,7 @@ from diptych.common.members.roles import LegKind
 from diptych.common.net.http_server import HttpServer
 from diptych.common.trust.trust import Trust
 from diptych.router.admission.body_budget import BodyBudget
-from diptych.router.admission.session_desk import Desk, SessionDesk
+from diptych.router.admission.session_desk import Desk, ModelDesk, SessionDesk
 from diptych.router.admission.session_door import SessionDoor
 from diptych.router.admission.session_line import share_of
 from diptych.router.choose.pairing import TEXT_KINDS, VECTOR_KINDS
@@ -32,7 +32,7 @@ from diptych.router.keys.opened import open_callers
 from diptych.router.metrics import KeyUsage, RouterMetrics, SessionLineUsage, TokenizerUsage
 from diptych.router.model_wiring import ServedParts, SharedParts, reserved_names, served_parts, shared_parts
 from diptych.router.process.health import ProcessMetrics, RouterHealth
-from diptych.router.process.session_link import PoolsOfModel, SessionLink
+from diptych.router.process.session_link import PoolsOfModel
 from diptych.router.process.share import Share
 from diptych.router.serve.execution import Dispatcher
 from diptych.router.serve.models import Models
@@ -53,6 +53,8 @@ MIN_CONNECTION_S: Final = 1.0
 BODIES_IN_MEMORY: Final = 64  # of the longest; of shorter ones more
 STOP_GRACE_S: Final = 3  # after draining, for the last words to running requests
 
+FollowDesk: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+
 
 @dataclass(frozen=True, slots=True)
 class Serving:
@@ -63,7 +65,7 @@ class Serving:
     models: Models
     health: RouterHealth
     desk: Desk
-    link: SessionLink | None  # which is the desk; None: it is here, as this is no process of several
+    follow_desk: FollowDesk  # keeps the desk in step with the pools, until cancelled
     callers: Callers | None  # None: nobody needs a key
     batches: Batches | None  # None: there is no store for them
     tracer: Tracer
@@ -187,32 +189,34 @@ def _serving(
     metrics = shared.metrics
     health = RouterHealth(AnyOf(fleets))
     metrics.watch(fleets[0], shared.admission)
-    desk, link = _desk(fleets, share)
-    holds = [partial(desk.request, number) for number in range(len(models))]
+    desk, follow_desk = _desk(fleets, share)
+    desks = [ModelDesk(desk, number) for number in range(len(models))]
     reserved = reserved_names(config.served_model_name, models)
-    served = [served_parts(config, trust, *each, shared, reserved) for each in zip(models, fleets, holds, strict=True)]
+    served = [served_parts(config, trust, *each, shared, reserved) for each in zip(models, fleets, desks, strict=True)]
     metrics.registry.register(TokenizerUsage([each.preparer.tokenization.cache for each in served]))
     pipelines = Models([each.pipeline for each in served], desk)
     metrics.registry.register(SessionLineUsage(desk))
     callers = _callers(config, metrics, share)
     batches = _batches(config, served, pipelines, shared, callers) if config.batch_store else None
     budget = BodyBudget(BODIES_IN_MEMORY * config.max_body_bytes)
-    return Serving(served, shared, pipelines, health, desk, link, callers, batches, tracer, budget)
+    return Serving(served, shared, pipelines, health, desk, follow_desk, callers, batches, tracer, budget)
 
 
-def _desk(fleets: Sequence[Fleet], share: Share | None) -> tuple[Desk, SessionLink | None]:
-    """Return where sessions are opened, and the link that it is where the parent of several processes has them."""
+def _desk(fleets: Sequence[Fleet], share: Share | None) -> tuple[Desk, FollowDesk]:
+    """Return the desk of this process, or the way to that of the parent."""
     pools = [_pools(each) for each in fleets]
     if share is not None:
         link = share.session_link(pools)
-        return link, link
-    return SessionDesk([SessionDoor(each.capacity, each.problem) for each in pools], time.monotonic), None
+        return link, link.run
+    desk = SessionDesk([SessionDoor(each.capacity, each.problem) for each in pools], time.monotonic)
+    return desk, partial(desk.follow_pools, fleets[0].wait_for_change)
 
 
 def _pools(fleet: Fleet) -> PoolsOfModel:
     return PoolsOfModel(
         lambda: share_of(fleet.pairs(), fleet.pool_tokens(), fleet.routers(), fleet.router_id),
         fleet.problem,
+        fleet.wait_for_change,
     )
 
 

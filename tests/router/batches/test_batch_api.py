@@ -71,7 +71,7 @@ def begin(client: openai.OpenAI, data: bytes, endpoint: Any = "/v1/completions",
 
 
 def wait_until_over(client: openai.OpenAI, batch_id: str) -> Any:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while (batch := client.batches.retrieve(batch_id)).status not in OVER:
         assert time.monotonic() < deadline, batch
         time.sleep(0.02)

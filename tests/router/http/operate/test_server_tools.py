@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from diptych.common.trust.tokens import Tokens
 from diptych.common.trust.trust import Trust
-from diptych.router.admission.session_line import Key
+from diptych.router.admission.session_line import TICKET_S, Key
 from diptych.router.keys.keyring import digest_of
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 
@@ -309,7 +310,27 @@ def test_any_api_tells_how_much_context_a_session_has(crowded: Cluster) -> None:
     crowded.complete("abc")
     assert door.line.num_tokens == door.capacity_tokens
     crowded.post("/v1/completions", {"model": "tiny", "prompt": "abc", "max_tokens": 5}, {"x-diptych-session": "a"})
-    assert 0 < door.line.num_tokens < 30
+    crowded.wait_until(lambda: 0 < door.line.num_tokens < 30)  # once its answer has been written
+
+
+def test_a_session_whose_first_request_waits_for_long_before_it_runs_keeps_its_room(
+    start_cluster: Callable[..., Cluster], hang: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = start_cluster(max_concurrent=1)
+    crowd(cluster)
+    cluster.decode().faults = [hang(1)]
+    door, body = cluster.router.desk.doors[0], {"text": "abc"}
+    assert opened(cluster, "a", door.capacity_tokens, wait_s=100) == (200, "a")
+    with ThreadPoolExecutor(2) as pool:
+        runs = pool.submit(fetch, cluster, "/generate", body, {})
+        cluster.wait_until(lambda: len(cluster.decode().started) == 1)
+        waits = pool.submit(fetch, cluster, "/generate", body, {"x-diptych-session": "a"})
+        cluster.wait_until(lambda: cluster.router.admission.num_waiting == 1)
+        monkeypatch.setattr(door, "_clock", lambda: time.monotonic() + 2 * TICKET_S)
+        assert opened(cluster, "b", 1, wait_s=0.001)[0] == 503, "there is no room: a's is not given away"
+        assert not waits.done()
+        cluster.release(cluster.decode())
+        assert [runs.result(100)[0], waits.result(100)[0]] == [200, 200]
 
 
 @pytest.mark.parametrize("fields", [{"wait_s": -1}, {"wait_s": 601}, {"wait_s": "x"}, {"context_tokens": 0}])
@@ -376,11 +397,12 @@ def test_a_call_over_grpc_that_is_cancelled_or_too_late_waits_no_longer(crowded:
     crowded.wait_until(lambda: door.num_calls == 1)
     waits.cancel()
     crowded.wait_until(lambda: door.num_calls == 0)
-    with pytest.raises(grpc.RpcError) as refused:
-        stub.OpenSession(asked("c", wait_s=100), timeout=0.2)
-    assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    crowded.wait_until(lambda: door.num_calls == 0)
-    assert [door.line.place(Key("", name)) for name in "bc"] == [1, 2], "the places are kept for a while"
+    while door.line.place(Key("", "c")) != 2:  # in time: a busy machine may need more of it
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.OpenSession(asked("c", wait_s=100), timeout=0.2)
+        assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        crowded.wait_until(lambda: door.num_calls == 0)
+    assert door.line.place(Key("", "b")) == 1, "the places are kept for a while"
 
 
 @pytest.mark.parametrize(
