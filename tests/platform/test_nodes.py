@@ -138,7 +138,7 @@ def test_a_rank_that_freezes_on_another_node_costs_no_request_and_its_group_goes
             rank.resume()
     wait_until(lambda: "the scheduler answers again" in platform.log.read_text(), 200.0, "it computes again")
     platform.assert_clean()
-    assert set(groups(platform)) == set(before)
+    wait_until(lambda: set(groups(platform)) == set(before), 200.0, "both groups are ready")
 
 
 def test_a_lost_node_ends_its_group_and_streams_go_on_elsewhere(
