@@ -130,12 +130,13 @@ class WatchedChannels(HostChannels):
 def test_no_thread_waits_for_answers_at_a_socket_to_which_another_appends(tmp_path: Path) -> None:
     channels = WatchedChannels(f"ipc://{tmp_path}/scheduler")
     log, worker, runner = RankLog(channels, 2), TpModelWorker(channels, 1), Any
-    with ThreadPoolExecutor(1) as loop:
+    with ThreadPoolExecutor(2) as loop:
         asking = loop.submit(log.ask, rank_pb2.RankEntry(finish_saves=True))
         log.append(rank_pb2.RankEntry(finish_saves=True))
-        while not asking.done():
+        hearing = loop.submit(log.answers)
+        while not (asking.done() and hearing.done()):
             worker.apply_due(runner, None, Copier())  # type: ignore[arg-type]
-    assert asking.result() == log.answers() == [rank_pb2.RankAnswer(is_saved=True)]
+    assert asking.result() == hearing.result() == [rank_pb2.RankAnswer(is_saved=True)]
     assert all(len(each) < 2 for each in channels.users)
     assert set().union(*channels.users) == {"appends", "receives"}
     worker.close()
