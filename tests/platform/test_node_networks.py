@@ -73,8 +73,9 @@ def networks(tmp_path: Path) -> Iterator[tuple[Network, Network]]:
     [
         ("tiny_folder", "unified", ("--tp=2",)),
         ("tiny_six_experts_folder", "prefill", ("--tp=2", "--expert-parallel")),
+        ("tiny_latent_experts_folder", "unified", ("--pp=2",)),
     ],
-    ids=["heads", "experts"],
+    ids=["heads", "experts", "latents and experts"],
     indirect=["folder"],
 )
 def test_two_networks_are_one_group_until_the_cable_between_them_is_cut(

@@ -47,7 +47,7 @@ def asked(cluster: Cluster, **fields: Any) -> Iterator[socket.socket]:
 
 
 def running(cluster: Cluster) -> int:
-    return int(cluster.router.admission.num_running)
+    return int(cluster.router.serving.shared.admission.num_running)
 
 
 def read_all(connection: socket.socket) -> bytes:

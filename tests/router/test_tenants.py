@@ -150,7 +150,7 @@ def test_places_in_line_and_turns_are_shared_among_keys(
 
 
 def admission(cluster: Cluster) -> Any:
-    return cluster.router.admission
+    return cluster.router.serving.shared.admission
 
 
 def test_an_open_api_has_one_namespace_and_all_priorities(start_cluster: Callable[..., Cluster]) -> None:
