@@ -319,7 +319,7 @@ def test_a_session_whose_first_request_waits_for_long_before_it_runs_keeps_its_r
     cluster = start_cluster(max_concurrent=1)
     crowd(cluster)
     cluster.decode().faults = [hang(1)]
-    door, body = cluster.router.desk.doors[0], {"text": "abc"}
+    door, body = cluster.router.serving.desk.doors[0], {"text": "abc"}
     assert opened(cluster, "a", door.capacity_tokens, wait_s=100) == (200, "a")
     with ThreadPoolExecutor(2) as pool:
         runs = pool.submit(fetch, cluster, "/generate", body, {})
