@@ -325,7 +325,7 @@ def test_a_session_whose_first_request_waits_for_long_before_it_runs_keeps_its_r
         runs = pool.submit(fetch, cluster, "/generate", body, {})
         cluster.wait_until(lambda: len(cluster.decode().started) == 1)
         waits = pool.submit(fetch, cluster, "/generate", body, {"x-diptych-session": "a"})
-        cluster.wait_until(lambda: cluster.router.admission.num_waiting == 1)
+        cluster.wait_until(lambda: cluster.router.serving.shared.admission.num_waiting == 1)
         monkeypatch.setattr(door, "_clock", lambda: time.monotonic() + 2 * TICKET_S)
         assert opened(cluster, "b", 1, wait_s=0.001)[0] == 503, "there is no room: a's is not given away"
         assert not waits.done()
