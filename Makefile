@@ -84,6 +84,9 @@ fuzz: .venv/dev.stamp
 		tests/kvtransfer/test_receive_fuzz.py tests/*/test_sanitized.py tests/*/*/test_sanitized.py \
 		tests/common/trust/test_certificate.py tests/router/test_openapi.py tests/kernels \
 		tests/pd/test_protocol.py tests/pd/test_protocol_states.py tests/pd/test_protocol_conversions.py tests/pd/test_workload.py tests/pd/test_unlike_families.py \
+		tests/bootstrap/test_convergence.py tests/generation tests/planner/test_plan.py tests/kvtransfer/test_plan.py \
+		tests/kvtransfer/test_state_plan.py tests/kvtransfer/test_ownership.py tests/kvtransfer/test_stages.py \
+		tests/engine/cache tests/engine/values/test_expert_placement.py \
 		tests/engine/schedule/test_workload.py tests/engine/runner/test_families.py tests/engine/runner/gpu/test_piece_graphs.py \
 		tests/platform/test_layouts.py tests/platform/test_images.py tests/platform/test_pipeline.py tests/platform/test_nodes.py \
 		tests/platform/test_tensor_parallel.py tests/platform/test_shared_experts.py \

@@ -30,9 +30,12 @@ from diptych.tokens.tokenizer import Tokenizer
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it, and jobs in the background ignore it
 hypothesis.settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "any machine",
+    deadline=None,  # how long an example takes says how busy the machine is
+    derandomize=not os.environ.get("DIPTYCH_DEEP_CHECKS"),  # a usual run is the same each time
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
-hypothesis.settings.load_profile("any machine")  # how long an example takes says how busy the machine is
+hypothesis.settings.load_profile("any machine")
 os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it once; two that spin on the same cores cost ten times as much
 os.environ[TOKEN_VARIABLE] = "the-token-of-all-tests"  # for every process that a test starts, and for its own clients
 

@@ -6,6 +6,7 @@ The world (`tests/support/membership_world.py`) checks the rules as it plays; pl
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -46,6 +47,9 @@ def test_nothing_else_is_seen_when_former_selves_are_forgotten(seed: int) -> Non
     play(seed, 4 * SUPERSEDED_LEASES * LEASE_S)
 
 
+@pytest.mark.skipif(
+    not os.environ.get("DIPTYCH_DEEP_CHECKS"), reason="what it finds depends on chance: DIPTYCH_DEEP_CHECKS=1"
+)
 def test_other_games_in_every_run() -> None:
     for _ in range(NUM_GAMES):
         seed = random.randrange(2**32)

@@ -305,7 +305,7 @@ class Pair:
         assert self.grammars is not None
         self.grammars.submit(side.compiling.popleft())
         while not (events := self.grammars.poll()):
-            assert wait([self.grammars.fileno()], 10), "it was never compiled"
+            assert wait([self.grammars.fileno()], 200), "it was never compiled"
         for event in events:
             side.core.handle(event, self.now_s)
         self._collect()

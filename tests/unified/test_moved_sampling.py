@@ -179,7 +179,7 @@ def test_a_grammar_goes_on_where_it_stood(
                 return
             grammars.submit(effect)
             while not (events := grammars.poll()):
-                assert wait([grammars.fileno()], 10), "it was never compiled"
+                assert wait([grammars.fileno()], 200), "it was never compiled"
             for event in events:
                 worker.core.handle(event, 0.0)
 

@@ -25,7 +25,7 @@ def admin_thread(
         for command in (DROP, SWITCH)[:count]:
             admin.submit(command)
         while len(found) < count:
-            assert wait([admin.fileno()], 10), "no answer"
+            assert wait([admin.fileno()], 200), "no answer"
             found += admin.poll()
         return found
 

@@ -143,7 +143,7 @@ class Frontend:
         self.socket.send(commands.SerializeToString())
 
     def receive(self) -> engine_pb2.SchedulerEvents:
-        assert self.socket.poll(10_000), "the loop says nothing"
+        assert self.socket.poll(200_000), "the loop says nothing"
         return engine_pb2.SchedulerEvents.FromString(self.socket.recv())
 
     def until_ended(self, room: int) -> list[worker_pb2.LegOutput]:
