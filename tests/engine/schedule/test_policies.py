@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from flat_request import flat_request
 
-from diptych.engine.schedule.policies import AGING_S, AHEAD_S, PATIENCE_S, POLICIES, FirstCome, InTime, LongestPrefixMatch
+from diptych.engine.schedule.policies import (
+    AGING_S,
+    AHEAD_S,
+    PATIENCE_S,
+    POLICIES,
+    FirstCome,
+    InTime,
+    LongestPrefixMatch,
+)
 from diptych.engine.values.policy_names import SchedulePolicy
 from diptych.engine.values.request import Request
 from diptych.generation.sampling_params import SamplingParams
@@ -96,7 +104,7 @@ def test_of_jobs_that_go_on_one_goes_first_whose_text_is_cached_while_it_is() ->
         each.job_s = 1.0
     assert policy.choose(line, 9.0).room == 3
     cached[2] = cached[3] = 50
-    assert policy.choose(line, 9.0).room == 1, "half of their texts is gone: what is left saves less than it costs others"
+    assert policy.choose(line, 9.0).room == 1, "half of their texts is gone"
     assert policy.choose(line[1:2], 9.0).room == 2
 
 
