@@ -68,7 +68,7 @@ class Router:
         await self.changed.wait()
 
     def change(self, *capacity: int, problem: str | None = None) -> None:
-        """Of the pools comes to be so much for each process."""
+        """Each process comes to see so much of the pools."""
         self.capacity, self.problem = list(capacity), problem
         self.changed.set()
         self.changed = asyncio.Event()
