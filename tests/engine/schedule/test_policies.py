@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from flat_request import flat_request
 
-from diptych.engine.schedule.policies import AGING_S, AHEAD_S, PATIENCE_S, POLICIES, InTime, LongestPrefixMatch
+from diptych.engine.schedule.policies import (
+    AGING_S,
+    AHEAD_S,
+    PATIENCE_S,
+    POLICIES,
+    FirstCome,
+    InTime,
+    LongestPrefixMatch,
+)
 from diptych.engine.values.policy_names import SchedulePolicy
 from diptych.engine.values.request import Request
 from diptych.generation.sampling_params import SamplingParams
@@ -85,6 +93,27 @@ def test_who_goes_on_with_a_job_comes_before_those_that_came_since_it_began() ->
     assert order("fcfs", [new, back]) == [1, 2]
     back.job_s = 4.0
     assert order("fcfs", [new, back]) == [2, 1]
+
+
+def test_of_jobs_that_go_on_one_goes_first_whose_text_is_cached_while_it_is() -> None:
+    cached = {1: 0, 2: 60, 3: 80, 4: 40, 5: 100}
+    policy = FirstCome(lambda request: cached[request.room])
+    line = [request(room, float(room), length=100) for room in cached]
+    assert policy.choose(line, 9.0).room == 1, "none of them is a job that goes on"
+    for each in line[1:4]:
+        each.job_s = 1.0
+    assert policy.choose(line, 9.0).room == 3
+    cached[2] = cached[3] = 50
+    assert policy.choose(line, 9.0).room == 1, "half of their texts is gone"
+    assert policy.choose(line[1:2], 9.0).room == 2
+
+
+@pytest.mark.parametrize("arrival_s", [100.0, 130.0, 100.0 + AHEAD_S])
+def test_no_job_whose_text_is_cached_passes_who_has_waited_for_longer_than_a_bound(arrival_s: float) -> None:
+    policy = FirstCome(lambda request: 3)
+    waiting, later = request(1, 100.0), request(2, arrival_s)
+    later.job_s = 1e6
+    assert (policy.choose([waiting, later], 1e9) is later) == (arrival_s < 100.0 + AHEAD_S)
 
 
 @pytest.mark.parametrize("name", ["fcfs", "lpm", "priority"])

@@ -59,6 +59,20 @@ def test_a_call_waits_until_another_session_is_closed() -> None:
     in_world(test)
 
 
+def test_news_of_the_pools_lets_in_who_waits() -> None:
+    async def test(world: World) -> None:
+        news: asyncio.Queue[None] = asyncio.Queue()
+        following = asyncio.create_task(SessionDesk([world.door], lambda: world.now_s).follow_pools(news.get))
+        assert await world.door.wait(A, 100, LONG_S)
+        second = await world.waiting(B)
+        world.capacity = 200
+        news.put_nowait(None)
+        assert await second
+        following.cancel()
+
+    in_world(test)
+
+
 def test_a_call_that_has_waited_for_long_enough_is_told_its_place_and_keeps_it() -> None:
     async def test(world: World) -> None:
         assert await world.door.wait(A, 100, LONG_S)

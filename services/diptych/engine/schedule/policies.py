@@ -62,6 +62,29 @@ def deadline(request: Request) -> float:
     return life.arrival_s + NO_DEADLINE_S if life.deadline_s == math.inf else life.deadline_s
 
 
+class FirstCome:
+    """Implements `Policy`: first come, first served, but a job goes on while most of its text is cached.
+
+    Else those before it would take that memory, and it would take theirs when it has its turn. Of several that has most
+    text. Whoever arrives `AHEAD_S` later than somebody never passes him, as by rank. `cached_len` as below.
+    """
+
+    def __init__(self, cached_len: Callable[[Request], int]) -> None:
+        self._cached_len = cached_len
+
+    def rank(self, request: Request) -> float:
+        return arrival(request)
+
+    def choose(self, line: Sequence[Request], now_s: float) -> Request:
+        going_on = [request for request in line if request.job_s]
+        if not going_on or len(line) == 1:
+            return line[0]
+        until_s = min(request.life.arrival_s for request in line) + AHEAD_S
+        cached = {each: self._cached_len(each) for each in going_on if each.life.arrival_s < until_s}
+        kept = [each for each, num_tokens in cached.items() if 2 * num_tokens > each.prompt_len]
+        return max(kept, key=cached.__getitem__, default=line[0])
+
+
 class LongestPrefixMatch:
     """Implements `Policy`. Of the first in line it takes whose prefix is cached now, before that is evicted.
 
@@ -119,7 +142,7 @@ def due_s(request: Request) -> float:
 
 
 POLICIES: Final[Mapping[str, Callable[[Callable[[Request], int]], Policy]]] = {
-    "fcfs": lambda cached_len: ByRank(arrival),
+    "fcfs": FirstCome,
     "lpm": LongestPrefixMatch,
     "priority": lambda cached_len: ByRank(aged_priority),
     "deadline": lambda cached_len: ByRank(deadline),
