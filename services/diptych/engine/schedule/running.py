@@ -400,6 +400,8 @@ def _known(guess: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
 
 def _plain_steps(request: Request, token_id: int) -> int:
     """Return how many steps of a request `append_plain` will take such a token of."""
-    is_plain = request.samples_plainly and request.num_output_tokens > 1 and token_id not in request.end_ids
+    num_measured = 2 if request.is_imported else 1  # of its first tokens, which carry measurements
+    is_told = request.num_output_tokens >= num_measured
+    is_plain = request.samples_plainly and is_told and token_id not in request.end_ids
     is_known = request.computed_len + 1 == request.num_tokens and not request.has_ended
     return max(0, request.max_len - 1 - request.num_tokens) if is_plain and is_known else 0
