@@ -68,6 +68,22 @@ def test_first_prompts_that_wait_for_cold_caches_are_no_load() -> None:
     assert warm.both > 1
 
 
+def lined_up(now_s: float, waits_s: float, since_s: tuple[float, ...] = (0.0,), tokens: int = 400_000) -> Sizes:
+    """Return what is asked for while caches fill and requests with so many tokens wait at each of the workers."""
+    held = Occupancy(4, 8, tokens, 0, 800.0, waits_s)
+    there = tuple(Worker(each, Role.UNIFIED, WorkerState.READY, came_s, held) for each, came_s in enumerate(since_s))
+    heap = mixed(0.05, 0.8)
+    return plan(replace(seen(now_s, heap, heap), workers=there), Memory())[0].sizes
+
+
+def test_a_line_that_lasts_while_caches_fill_is_no_heap_and_brings_one_worker() -> None:
+    assert lined_up(30.0, 20.0) == ONE
+    assert lined_up(45.0, 31.0) == Sizes(both=2)
+    assert lined_up(45.0, 31.0, tokens=40_000) == ONE  # one prompt that others passed
+    assert lined_up(60.0, 40.0, since_s=(0.0, 45.0)) == Sizes(both=2)  # it came before the second worker did
+    assert lined_up(90.0, 40.0, since_s=(0.0, 45.0)) == Sizes(both=3)
+
+
 @pytest.mark.parametrize(("start_s", "cold"), [(100.0, 8), (200.0, 4)])
 def test_a_load_that_stays_is_grown_for_once_caches_have_had_time(start_s: float, cold: int) -> None:
     """Once there is a minute without the first one in it; sooner where it would be too late then."""

@@ -27,16 +27,18 @@ class Backlog(NamedTuple):
 
     demand: Demand
     reasons: tuple[Reason, ...]
+    prompts_s: float = 0.0  # of a worker's time, for the prompts that are there
 
 
 def with_backlog(observed: Observed, ready: Sizes, demand: Demand, sizing: Sizing) -> Backlog:
     """Return the demand that works off in time what is there already."""
     held, reasons = _held(observed)
     factor = sizing.borne(ready, demand) if ready.serves else 0.0
-    backlog = _prompts_left(observed, ready, demand, held, factor)
+    prompts_s = _prompts_s(observed, demand, held)
+    backlog = _prompts_left(observed, ready, demand, prompts_s, factor)
     rows = _rows_left(observed, ready, demand, held)
     if backlog <= 0 and rows <= 0:
-        return Backlog(demand, reasons)
+        return Backlog(demand, reasons, prompts_s)
     waits_s = max((each.longest_wait_s for _, each in held), default=0.0)
     words = (
         f"when new workers could be ready, prompts will keep {backlog:.1f} of them busy and {rows:.0f} outputs more "
@@ -44,7 +46,8 @@ def with_backlog(observed: Observed, ready: Sizes, demand: Demand, sizing: Sizin
     )
     if waits_s:
         words += f"; the oldest request without a first token has waited for {waits_s:.1f} s"
-    return Backlog(replace(demand, backlog=backlog, extra_rows=rows), (*reasons, Reason(Why.BACKLOG, words)))
+    told = (*reasons, Reason(Why.BACKLOG, words))
+    return Backlog(replace(demand, backlog=backlog, extra_rows=rows), told, prompts_s)
 
 
 def _held(observed: Observed) -> tuple[Sequence[tuple[Worker, Occupancy]], tuple[Reason, ...]]:
@@ -65,17 +68,19 @@ def _mean(known: Sequence[Occupancy]) -> Occupancy:
     return Occupancy(*(sum(column) / len(column) for column in columns))
 
 
-def _prompts_left(
-    observed: Observed, ready: Sizes, demand: Demand, held: Sequence[tuple[Worker, Occupancy]], factor: float
-) -> float:
-    """Return how many workers prompts will keep busy that are left when a new worker could be ready."""
+def _prompts_s(observed: Observed, demand: Demand, held: Sequence[tuple[Worker, Occupancy]]) -> float:
+    """Return how long a worker would compute the prompts that are there."""
     capacity, new = observed.capacity, demand.full_steps * observed.capacity.max_step_tokens
     tokens = observed.queued_prompt_tokens + sum(each.prompt_tokens_left for _, each in held)
     token_s = demand.work_s / new if new else 0.0
-    left_s = tokens * (token_s + capacity.step_model.prompt_step / capacity.max_step_tokens)
+    return tokens * (token_s + capacity.step_model.prompt_step / capacity.max_step_tokens)
+
+
+def _prompts_left(observed: Observed, ready: Sizes, demand: Demand, prompts_s: float, factor: float) -> float:
+    """Return how many workers prompts will keep busy that are left when a new worker could be ready."""
     usual_s = (ready.prefill + ready.both) * (_USUAL * observed.goal.ttft_s or PATIENCE_S)
     spare = demand.requests_per_s * demand.work_s * (factor - 1)  # workers' time a second that the load leaves
-    left_s -= usual_s + spare * observed.start_s
+    left_s = prompts_s - usual_s - spare * observed.start_s
     return max(0.0, left_s) / max(CATCH_UP_S, observed.start_s)
 
 

@@ -89,7 +89,7 @@ def _scene(
     memory, missed = corrected(observed, workers, harder(present, hardest), cautious, memory)
     backlog = with_backlog(observed, workers.ready, present.times(expected.rise * memory.correction), sizing)
     hardest, later = hardest.times(memory.correction), present.times(expected.later * memory.correction)
-    scene = Scene(observed, workers, room, sizing, cautious, backlog.demand, present, hardest, later)
+    scene = Scene(observed, workers, room, sizing, cautious, backlog.demand, present, hardest, later, backlog.prompts_s)
     return scene, memory, (*reached.reasons, *missed, *backlog.reasons)
 
 

@@ -14,12 +14,13 @@ from typing import Final, NamedTuple
 from diptych.planner.demand import Demand
 from diptych.planner.room import clipped
 from diptych.planner.sizing import Room, Sizing
-from diptych.planner.starts import Fleet, came_s, is_cold
+from diptych.planner.starts import WARM_S, Fleet, came_s, is_cold
 from diptych.planner.values import PLANNED_ROLES, Memory, Observed, Reason, Sizes, Why
 
 GROW_MARGIN: Final = 1.1  # times the load that is grown for
 SHRINK_MARGIN: Final = 1.2  # times the load that one less has to hold
 EARLY_MARGIN: Final = 2.0  # likewise while the load has not been watched for long
+HEAP_S: Final = WARM_S / 2  # in which first prompts are worked off that wait for caches alone
 LEAST_SEEN: Final = 20.0  # requests; a load that pauses tells nothing
 SHRINK_TURNS: Final = 5  # in the time for which a load must have been lower
 SHRINK_PART: Final = 0.25  # of what is too much goes at once, one worker at least
@@ -46,6 +47,7 @@ class Scene:
     present: Demand  # what comes now
     hardest: Demand  # of the last while
     later: Demand  # that comes at the end of the next one, if the load goes on rising
+    prompts_s: float = 0.0  # of a worker's time, for the prompts that are there
 
     @property
     def stable_s(self) -> float:
@@ -67,8 +69,7 @@ def sized(scene: Scene, memory: Memory) -> Sized:
     is_asleep = scene.observed.num_queued > 0 and not current.serves
     holds = scene.sizing.holds(current, scene.demand)
     if not holds and not is_asleep and is_cold(scene.observed, memory):
-        words = f"{current} do not hold what came while their caches filled, which says little of what will come"
-        return Sized(current, memory, (Reason(Why.WARMING, words),))
+        return _warming(scene, current, memory)
     if is_asleep or not holds:
         return _grown(scene, current, memory)
     fewer = _shrunk(scene, current)
@@ -79,6 +80,30 @@ def sized(scene: Scene, memory: Memory) -> Sized:
         f"{scene.lasting.requests_per_s:.2f} with a margin, or may not be"
     )
     return Sized(current, memory, (Reason(Why.HOLDS, words),))
+
+
+def _warming(scene: Scene, current: Sizes, memory: Memory) -> Sized:
+    """Return as many workers as there are while caches fill; one more where a line lasts that no heap makes.
+
+    A heap of first prompts is soon worked off. Whoever came behind the newest worker and waits for long is in a line:
+    how long that will be nobody knows yet, so one worker comes, and the next one once that has had as much time.
+    """
+    words = f"{current} do not hold what came while their caches filled, which says little of what will come"
+    if not _is_in_line(scene) or current != scene.workers.ready:
+        return Sized(current, memory, (Reason(Why.WARMING, words),))
+    more = [current.changed(each, current.of(each) + 1) for each in PLANNED_ROLES if current.of(each)]
+    allowed = [each for each in more if each in scene.room]
+    grown = max(allowed, key=lambda each: (scene.sizing.held(each, scene.demand), each), default=current)
+    words += f"; but who came since the newest of them has waited for {HEAP_S:.0f} s, and the line is long"
+    return Sized(grown, memory, (Reason(Why.WARMING if grown == current else Why.GROWS, words),))
+
+
+def _is_in_line(scene: Scene) -> bool:
+    """Whether who came since the newest worker waits for long, behind more than workers compute in time."""
+    observed, late_s = scene.observed, scene.observed.goal.ttft_s
+    held = [each.occupancy for each in observed.workers if each.occupancy is not None]
+    waits_s = min(observed.now_s - came_s(observed), max((each.longest_wait_s for each in held), default=0.0))
+    return waits_s >= max(late_s, HEAP_S) and scene.prompts_s > late_s * scene.workers.ready.total
 
 
 def _shrinking(scene: Scene, current: Sizes, fewer: Sizes, watched_s: float, memory: Memory) -> Sized:

@@ -143,14 +143,18 @@ class SimWorker:
 
     def catch_up(self, until_s: float) -> News | None:
         """Have the core where it was then; return what it has said by then that has not been told yet."""
-        stretch = self._stretch
-        if stretch is None or not (count := stretch.num_over(until_s)):
-            return None
+        return self._news() if self._stretch is not None and self._pass(self._stretch, until_s) else None
+
+    def _pass(self, stretch: Stretch, until_s: float) -> bool:
+        """Have the core where it was then; return whether it was elsewhere before."""
+        count = stretch.num_over(until_s)
+        if not count:
+            return False
         self.core.pass_plain_steps(*stretch.pop(count), OUTPUT_TOKEN)
         self._record.repeated([self._call_of[room] for room in stretch.rooms], count)
         for room in stretch.rooms:
             self.given[room] += count
-        return self._news()
+        return True
 
     # the loop
 
@@ -264,10 +268,9 @@ class SimWorker:
     def _end_stretch(self, stretch: Stretch) -> None:
         if self._stretch is not stretch or stretch.end_s > self._clock.now_s or self._is_dead:
             return  # it has been cut, and is over, or goes on
-        self._say(self.catch_up(self._clock.now_s))
+        self._pass(stretch, self._clock.now_s)
         self._stretch = None
-        self._say(self._news())
-        self._iterate()
+        self._go_round()
 
     def _start(self, leg: NewLeg) -> Start:
         """Return the request of a leg, as `codec.start_from_wire` makes it."""
