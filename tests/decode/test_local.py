@@ -20,6 +20,7 @@ from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.output import Failure, FailureCode, Output
 from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.segments import ContentSegment, prompt_keys
+from diptych.unified.core import UnifiedCore
 
 NewEngine = Callable[..., Engine]
 
@@ -52,6 +53,7 @@ def test_its_second_token_is_of_the_steps_that_can_be_told_beforehand(new_engine
     request = engine.start(1, list(range(10)), max_tokens=9)
     engine.step()
     assert len(engine.tokens(1)) == 1
+    assert isinstance(engine.core, UnifiedCore)
     assert engine.core.plain_steps(7) == PlainSteps(9 - 2, (request,)), "all but the first and the last"
 
 
