@@ -228,9 +228,8 @@ class ExtendQueue:
             if not step.admits(request, request.computed_len):
                 return False
             step.add(request)
-            if not self._cache.windows.num_groups:
-                continue
-            if not self._cache.grow_windows(request, request.computed_len + step.chunks[-1].num_tokens):
+            end = request.computed_len + step.chunks[-1].num_tokens
+            if self._cache.windows.num_groups and not self._cache.grow_windows(request, end):
                 step.chunks.pop()
                 return False
         return True
