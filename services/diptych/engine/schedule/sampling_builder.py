@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from operator import is_not
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -39,10 +38,9 @@ class SamplingBuilder:
     def build(self, requests: Sequence[Request], drafts: Drafts | None = None) -> SamplingBatch:
         """Return how to choose the next token of each request, and one more behind each of its drafts."""
         params = [request.params for request in requests]
-        if len(params) != len(self._params) or any(
-            map(is_not, params, self._params)
-        ):  # to compare their values is slow
-            self._params, self._draws = params, _draws(params)
+        if params != self._params:
+            self._draws = _draws(params)
+        self._params = params  # the very objects: comparing those is quick
         positions = np.array([request.num_tokens for request in requests], dtype=np.int64)
         sampling = SamplingBatch(*self._draws, positions)
         if drafts:
