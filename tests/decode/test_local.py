@@ -10,6 +10,7 @@ from null_runner import expected_output
 from stepped_engine import PAGE, VOCAB, Engine
 
 from diptych.common.members.roles import LegKind
+from diptych.decode.core import DecodeCore
 from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, Event, GrammarFailed, Start
 from diptych.engine.values.limits import Scheduling
 from diptych.engine.values.prompt_cost import STEP_COST
@@ -52,6 +53,7 @@ def test_its_second_token_is_of_the_steps_that_can_be_told_beforehand(new_engine
     request = engine.start(1, list(range(10)), max_tokens=9)
     engine.step()
     assert len(engine.tokens(1)) == 1
+    assert isinstance(engine.core, DecodeCore)
     assert engine.core.plain_steps(7) == PlainSteps(9 - 2, (request,)), "all but the first and the last"
 
 

@@ -316,8 +316,6 @@ class DecodeCore:
         return closing.peers() - self._rooms.linked if closing.by_room else set()
 
     def pop_effects(self) -> list[Effect]:
-        if not self.effects:
-            return []
         effects = self.effects.copy()
         self.effects.clear()
         return effects

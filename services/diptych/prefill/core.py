@@ -323,8 +323,6 @@ class PrefillCore:
         return set()  # nobody writes into this pool
 
     def pop_effects(self) -> list[Effect]:
-        if not self.effects:
-            return []
         effects = self.effects.copy()
         self.effects.clear()
         return effects

@@ -396,12 +396,8 @@ class UnifiedCore:
 
         The tokens of a request that moves come before what is said of its new room.
         """
-        refusals, decode, prefill, of_pulls = (
-            self._refusals,
-            self._decode.effects,
-            self._prefill.effects,
-            self._of_pulls,
-        )
+        refusals, of_pulls = self._refusals, self._of_pulls
+        decode, prefill = self._decode.effects, self._prefill.effects
         if not (decode or prefill or of_pulls or refusals):
             return []
         found = [*refusals, *decode, *prefill, *of_pulls]

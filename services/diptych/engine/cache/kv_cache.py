@@ -16,9 +16,7 @@ Where layers have windows, a request holds other pages beside these, as many as 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -29,7 +27,7 @@ from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.request_windows import RequestWindows
 from diptych.engine.cache.return_times import ReturnTimes
 from diptych.engine.cache.sessions import Sessions
-from diptych.engine.cache.shared_tiers import ComputeSeconds, SharedTiers
+from diptych.engine.cache.shared_tiers import ComputeSeconds, SharedTiers, never_computed
 from diptych.engine.cache.snapshots import cuts
 from diptych.engine.cache.tier import POOL, Store, Tier
 from diptych.engine.cache.tier_moves import TierMoves
@@ -38,7 +36,7 @@ from diptych.engine.cache.tree.radix import ALL_LEVELS, RadixTree
 from diptych.engine.cache.tree.radix_node import Insertion, Match, Node
 from diptych.engine.cache.turns import UNKNOWN
 from diptych.engine.cache.worth_loading import TierPrices
-from diptych.engine.values.core_report import CacheReport, Holders, TierPrice, TierReport
+from diptych.engine.values.core_report import CacheReport, Holders, TierPrice, TierReport, counts_of
 from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.request import NO_PAGES, Request, Snapshot, page_names
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
@@ -50,28 +48,9 @@ RELOAD_SHARE: Final = 0.1  # what a page costs at most that comes back from a ti
 NUM_STATES: Final = 2  # that a request needs at most at one time: one to begin with, and one to be handed over
 
 
-def never_computed(start: int, end: int) -> float:
-    """Return what computing takes of which nothing is known: whatever is loaded comes sooner."""
-    return math.inf
-
-
 def no_spare(request: Request) -> int:
     """A request may have all that there is."""
     return 0
-
-
-@dataclass(slots=True)
-class CacheCounts:
-    """What was found of prompts that are computed here, since the start. Lists are by level: the pool, then tiers."""
-
-    found_tokens: list[int]
-    not_loaded: list[int]  # pages that were sooner computed by requests which were admitted
-    saved_s: list[float]  # of computing, by restores that took their time, as predicted
-    prompt_tokens: int = 0  # of which those are
-
-
-def counts_of(num_levels: int) -> CacheCounts:
-    return CacheCounts([0] * num_levels, [0] * num_levels, [0.0] * num_levels)
 
 
 class KvCache:
@@ -245,7 +224,7 @@ class KvCache:
         num_lower_places = sum([node.num_places for node in match.lower_nodes]) if match.lower_nodes else 0
         num_pages = self.pages_for(request.num_tokens) - len(match.pages) - match.num_lower_pages
         need = num_lower_places + num_pages + num_window_pages + num_state_pages
-        num_kept = self._num_unread(request, match.node) if self.pages_per_state else 0
+        num_kept = self.tree.states.num_unread(match.node) if self.begins_with_state(request) else 0
         num_left = self.num_available - need - num_kept - num_owed
         if num_left < 0 or num_left < spare_pages(request):
             self._unlock(request, match.node)
@@ -355,10 +334,9 @@ class KvCache:
         """
         assert request.node is not None
         self._end_reading(request)
-        start = request.node.end
         insertion = self._hand_over(request, num_tokens)
         if len(insertion.known):
-            self.page_table[request.row, start : insertion.node.end] = insertion.pages
+            self.page_table[request.row, request.node.end : insertion.node.end] = insertion.pages
         if request.snapshots:
             self._keep_snapshots(request, insertion.node, num_tokens)
         duplicate = insertion.duplicate
@@ -582,9 +560,7 @@ class KvCache:
     def _matchable(self, request: Request) -> I64:
         """Return the tokens that may be found: not all where the last one needs what is before it."""
         tokens = request.tokens[: request.matchable_len]
-        if self._begins_anywhere:
-            return tokens
-        needs_more = self.begins_with_state(request) or self.begins_with_windows(request)
+        needs_more = not self._begins_anywhere and not (request.is_imported and request.state_len)
         return tokens[: request.num_tokens - 1] if needs_more else tokens
 
     def _make_room(self, level: int, node: Node, count: int) -> None:
@@ -658,10 +634,6 @@ class KvCache:
                 self.pool.cache(snapshot.pages)
             else:
                 self.pool.release(snapshot.pages)
-
-    def _num_unread(self, request: Request, node: Node) -> int:
-        """Return how many pages fewer can be taken once the request reads the state that it begins with."""
-        return self.tree.states.num_unread(node) if self.begins_with_state(request) else 0
 
     def _begin_reading(self, request: Request, match: Match) -> None:
         if self.begins_with_state(request) and match.node.state is not None:

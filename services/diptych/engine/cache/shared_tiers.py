@@ -8,6 +8,7 @@ prompt would be computed in.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -23,8 +24,14 @@ from diptych.engine.values.request import Request, page_names
 from diptych.kvtransfer.ownership import Pages
 
 ComputeSeconds = Callable[[int, int], float]  # what computing the tokens between two counts of a prompt takes
+
 ASKING_SHARE: Final = 0.03  # of the time that a prompt is computed in, for which it waits to know what a store has
 NOT_ASKED: Final = Lookup(0.0, is_answered=True)
+
+
+def never_computed(start: int, end: int) -> float:
+    """Return what computing takes of which nothing is known: whatever is loaded comes sooner."""
+    return math.inf
 
 
 class SharedTiers:

@@ -184,8 +184,7 @@ class WaitingQueue:
         self.num_prompts -= expected > 0
 
     def _choose(self, now_s: float) -> Request:
-        if self._yielding_by_age:
-            self._end_yielding(now_s)
+        self._end_yielding(now_s)
         lines = self._lines if self._lines.by_tenant else self._idle
         return self._policy.choose(lines.first(self._shares.next(lines.by_tenant)), now_s)
 

@@ -96,6 +96,20 @@ class TierReport:
     found_tokens: int  # of prompts, since start
 
 
+@dataclass(slots=True)
+class CacheCounts:
+    """What was found of prompts that are computed here, since the start. Lists are by level: the pool, then tiers."""
+
+    found_tokens: list[int]
+    not_loaded: list[int]  # pages that were sooner computed by requests which were admitted
+    saved_s: list[float]  # of computing, by restores that took their time, as predicted
+    prompt_tokens: int = 0  # of which those are
+
+
+def counts_of(num_levels: int) -> CacheCounts:
+    return CacheCounts([0] * num_levels, [0] * num_levels, [0.0] * num_levels)
+
+
 @dataclass(frozen=True, slots=True)
 class CacheReport:
     """What a prefix cache was worth since its start, and what it keeps for sessions that are away."""

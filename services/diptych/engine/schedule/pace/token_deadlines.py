@@ -160,7 +160,6 @@ class TokenDeadlines:
     """Knows the deadlines of the requests that run. Those without a time per token are only counted."""
 
     def __init__(self) -> None:
-        self.borrowed = 1  # tokens that an output has at least, as a rule; 1: nobody knows
         self._lengths = OutputLengths()
         self._groups: dict[float, _Group] = {}  # by time per token
         self._group_of: dict[int, _Group] = {}  # by room
@@ -234,8 +233,13 @@ class TokenDeadlines:
         """
         if not self._groups:
             return math.inf
-        kept = (group for group in self._groups.values() if LOST * group.tpot_s > step_s)
-        return min((group.due_s(now_s, step_s, self.borrowed) for group in kept), default=math.inf)
+        kept, borrowed = (group for group in self._groups.values() if LOST * group.tpot_s > step_s), self.borrowed
+        return min((group.due_s(now_s, step_s, borrowed) for group in kept), default=math.inf)
+
+    @property
+    def borrowed(self) -> int:
+        """Tokens that an output has at least, as a rule; 1: nobody knows."""
+        return max(1, min(MAX_BORROWED, self._lengths.short))
 
     @property
     def tightest_s(self) -> float:
@@ -243,9 +247,8 @@ class TokenDeadlines:
         return min(self._groups, default=math.inf)
 
     def expect(self, lengths: OutputLengths) -> None:
-        """Outputs have become so long."""
+        """Outputs have become so long; more of them are observed."""
         self._lengths = lengths
-        self.borrowed = max(1, min(MAX_BORROWED, lengths.short))
 
     def lost(self, begin_s: float, work_s: float, tokens_s: float, pace_s: float) -> float:
         """Return how many outputs more will probably end late, by their weights, if they wait for `work_s`.
