@@ -21,6 +21,7 @@ MAX_ALLOWED_TOKENS = 16384
 MAX_TOP_LOGPROBS = 20
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_SEED = 2**64 - 1
+LEAST_REPETITION: Final = 0.009999999776482582  # 0.01 as a float32, which it is on its way to workers
 _STOPS: Final = (
     ("stop", MAX_STOP_STRINGS, "strings"),
     ("stop_token_ids", MAX_STOP_TOKEN_IDS, "ids"),
@@ -123,7 +124,9 @@ class SamplingParams:
         for name in ("frequency_penalty", "presence_penalty"):
             _check(-2.0 <= getattr(self, name) <= 2.0, name, "must be between -2 and 2", getattr(self, name))
         repetition = self.repetition_penalty
-        _check(0.01 <= repetition <= 100.0, "repetition_penalty", "must be between 0.01 and 100", repetition)
+        _check(
+            LEAST_REPETITION <= repetition <= 100.0, "repetition_penalty", "must be between 0.01 and 100", repetition
+        )
         if self.logit_bias:
             num_biased = len(self.logit_bias)
             _check(num_biased <= MAX_LOGIT_BIAS, "logit_bias", f"takes at most {MAX_LOGIT_BIAS} tokens", num_biased)

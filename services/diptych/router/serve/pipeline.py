@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from prometheus_client import Histogram
 
-from diptych.common.errors import DiptychError, InternalError
+from diptych.common.errors import DiptychError, InternalError, InvalidRequest
 from diptych.generation.finish import Finish
 from diptych.generation.output_text import OutputText, TextTokenizer
 from diptych.router.admission.admission import Admission, Place
@@ -140,6 +140,15 @@ class Pipeline:
 
         Raises the caller's `DiptychError`.
         """
+        try:
+            async with self._admit(client) as requests:
+                yield requests
+        except InvalidRequest as error:
+            client.name_as_said(error)
+            raise
+
+    @asynccontextmanager
+    async def _admit(self, client: ClientRequest) -> AsyncGenerator[Sequence[GenerationRequest], None]:
         self._preparer.check(client)
         client = self._preparer.with_tier(client)
         if isinstance(client.trace, CallTrace):
