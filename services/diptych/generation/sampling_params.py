@@ -115,7 +115,8 @@ class SamplingParams:
         for name, limit, kind in _STOPS:
             if given := getattr(self, name):
                 _check(len(given) <= limit, name, f"takes at most {limit} {kind}", len(given))
-        _check(all(self.stop), "stop", "must not contain an empty string", self.stop)
+        if not all(self.stop):
+            raise InvalidRequest("stop must not contain an empty string", param="stop")
         if self.stop_regex:
             compile_stop(self.stop_regex)
 
