@@ -49,6 +49,14 @@ def traffic(cluster: Cluster) -> Iterator[Traffic]:
     traffic.stop()
 
 
+@pytest.fixture(scope="module")
+def _ours(release: Release, cluster: Cluster) -> None:
+    """Secrets of our own, which hold what those of the chart do."""
+    for theirs, ours in OURS.items():
+        [found] = [each for each in cluster.get("secrets") if each["metadata"]["name"] == theirs]
+        cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": ours}, "data": found["data"]})
+
+
 def data_of(cluster: Cluster, secret: str) -> dict[str, str]:
     """What is in the file of each kind of member."""
     [found] = [each for each in cluster.get("secrets") if each["metadata"]["name"] == secret]
@@ -125,13 +133,9 @@ def test_an_upgrade_its_rollback_and_the_rollback_of_that_keep_what_was_rotated(
     assert_harmless_to_long_streams(window)
 
 
-def test_secrets_of_the_charts_own_and_of_ours_replace_each_other(
-    release: Release, cluster: Cluster, watched: Watch
-) -> None:
+@pytest.mark.usefixtures("_ours")
+def test_secrets_of_the_charts_own_and_of_ours_replace_each_other(release: Release, watched: Watch) -> None:
     """To secrets of our own, back by a rollback, and there again by the rollback of that."""
-    for theirs, ours in OURS.items():
-        [found] = [each for each in cluster.get("secrets") if each["metadata"]["name"] == theirs]
-        cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": ours}, "data": found["data"]})
     with watched() as window:
         for what in do_and_undo(release, TO_OURS):
             expected = OURS if what == "rolled back" else OURS.values()
@@ -139,10 +143,12 @@ def test_secrets_of_the_charts_own_and_of_ours_replace_each_other(
     assert_harmless_to_long_streams(window)
 
 
+@pytest.mark.usefixtures("_ours")
 def test_a_token_of_our_own_is_rotated_and_stays_so_whatever_is_undone(
     release: Release, cluster: Cluster, watched: Watch
 ) -> None:
     ours, theirs = OURS[SECRET], data_of(cluster, SECRET)
+    release.upgrade(TO_OURS)  # nothing is replaced where the test before this one has run
     with watched() as window:
         rotated = rotate(release, ours)
         for what in do_and_undo(release, TO_OURS, ANEW):
