@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
+
+import pytest
 
 from diptych.generation.attention_tokens import AttentionWish
 from diptych.generation.codec import params_from_wire, params_to_wire
@@ -42,6 +45,24 @@ def test_every_sampling_parameter_but_the_stops_of_text_survives_the_wire() -> N
     }
     assert unsaid == STOPS
     assert params_from_wire(params_to_wire(ALL_SAID)) == ALL_SAID
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"repetition_penalty": 0.01},
+        {"repetition_penalty": 100.0},
+        {"temperature": 100.0},
+        {"temperature": 1e-300},
+        {"top_p": 1e-300},
+        {"min_p": 1e-300},
+        {"frequency_penalty": -2.0, "presence_penalty": 2.0},
+    ],
+)
+def test_what_is_allowed_here_is_allowed_behind_the_wire_whose_numbers_are_shorter(params: dict[str, Any]) -> None:
+    said = SamplingParams(**params)
+    said.validate()
+    params_from_wire(params_to_wire(said)).validate()
 
 
 def test_the_message_says_nothing_else() -> None:

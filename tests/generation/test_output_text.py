@@ -125,6 +125,13 @@ def test_the_token_that_ended_the_output_is_named(
     assert start(stop_token_ids=(98,), **params).push(token_ids, finish).stop_token == named
 
 
+@pytest.mark.parametrize("params", [{}, {"logprobs": 0}, {"stop": ("zzz",)}])
+def test_the_token_that_ended_the_output_is_named_where_its_end_is_told_behind_it(params: dict[str, Any]) -> None:
+    output = start(stop_token_ids=(98,), **params)
+    assert output.push((97, 98), None).stop_token is None
+    assert output.push((), Finish.STOP).stop_token == 98
+
+
 def test_a_stop_string_is_no_token() -> None:
     delta = start(stop=("b",), stop_token_ids=(99,)).push((97, 98), None)
     assert (delta.stop, delta.stop_token) == ("b", None)

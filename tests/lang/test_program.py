@@ -274,6 +274,8 @@ def test_what_all_runs_begin_with_is_read_once(reciter: Reciter) -> None:
     assert multi_turn_qa.cache(reciter) == len("<system>You are a helpful assistant.<assistant>") + 1
     assert lang.function(lambda s, x: s.__iadd__("Few shots: " + x)).cache(reciter) == len("Few shots: ") + 1
     assert reciter.asked == ["<system>You are a helpful assistant.<assistant>", "Few shots: "]
+    assert lang.function(lambda s, x: s.__iadd__(x)).cache(reciter) == 0
+    assert len(reciter.asked) == 2
 
 
 def test_a_run_needs_a_backend(reciter: Reciter) -> None:

@@ -87,7 +87,7 @@ def test_pages_about_transfers_name_every_path(page: str) -> None:
 
 
 PROMISES = {
-    "README.md": ("seeds that on CPUs hold",),
+    "docs/index.md": ("seeds that on CPUs hold",),
     "docs/concepts/sampling.md": ("On GPUs\nkernels are chosen by the size of the batch",),
     "docs/api/http.md": ("on CPUs whatever else runs; on GPUs see",),
 }

@@ -307,16 +307,23 @@ def test_the_text_of_scored_tokens_may_be_left_out(cluster: Cluster, wanted: boo
     [
         ({}, "text"),
         ({"text": "a", "input_ids": [1]}, "text"),
-        ({"input_ids": [257]}, "prompt"),
+        ({"input_ids": [257]}, "input_ids"),
+        ({"text": "a", "sampling_params": {"regex": "a" * (2**18 + 1)}}, "sampling_params.regex"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
+        (
+            {"text": "a", "sampling_params": {"min_new_tokens": 9, "max_new_tokens": 1}},
+            "sampling_params.min_new_tokens",
+        ),
+        ({"text": "a", "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
         ({"text": "a", "sampling_params": {"regex": "a", "ebnf": 'root ::= "a"'}}, "sampling_params"),
         ({"text": "a", "stream": True, "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
         ({"text": "a", "token_ids_logprob": [1]}, "token_ids_logprob"),
         ({"text": "a", "sampling_params": {"custom_params": {"a": 1}}}, "custom_params"),
         (
             {"text": "a", "custom_logit_processor": "b", "sampling_params": {"custom_params": {"a": "x" * 20_000}}},
-            "custom_params",
+            "sampling_params.custom_params",
         ),
-        ({"text": "a", "return_logprob": True, "token_ids_logprob": [257]}, "logprob_token_ids"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": [257]}, "token_ids_logprob"),
         (
             {"text": "a", "return_logprob": True, "token_ids_logprob": [1], "logprob_start_len": 0},
             "token_ids_logprob",
@@ -345,17 +352,18 @@ def test_messages_are_tokenised_as_a_chat_has_them(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "fields"),
+    ("path", "fields", "param"),
     [
-        ("/tokenize", {}),
-        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}),
-        ("/tokenize", {"prompt": "a", "colour": "red"}),
-        ("/detokenize", {"tokens": [257]}),
-        ("/detokenize", {"tokens": ["a"]}),
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
+        ("/tokenize", {"prompt": "a", "colour": "red"}, "colour"),
+        ("/detokenize", {"tokens": [257]}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
     ],
 )
-def test_tokens_of_nonsense_are_refused(cluster: Cluster, path: str, fields: Any) -> None:
-    assert cluster.post(path, fields)[0] == 400
+def test_tokens_of_nonsense_are_refused(cluster: Cluster, path: str, fields: Any, param: str) -> None:
+    status, answer = cluster.post(path, fields)
+    assert (status, answer["error"]["param"]) == (400, param)
 
 
 def test_workers_that_tokenise_leave_tokenize_to_the_router(start_cluster: Any) -> None:

@@ -94,30 +94,41 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
                 }
             }
         },
-        "structural_tag",
+        "structured_outputs.structural_tag",
         "uniqueItems",
     ),
     "two at once": ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "only one"),
     "two of SGLang's": ({"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf", "only one"),
-    "an unknown type": ({"guided_json": {"type": "float"}}, "json_schema", "Invalid type: float"),
-    "a keyword that can't be kept": ({"guided_json": {"uniqueItems": True}}, "json_schema", "uniqueItems"),
+    "an unknown type": ({"guided_json": {"type": "float"}}, "guided_json", "Invalid type: float"),
+    "a keyword that can't be kept": ({"guided_json": {"uniqueItems": True}}, "guided_json", "uniqueItems"),
     "what nothing can match": (
         {"guided_json": {"type": "string", "minLength": 2, "maxLength": 1}},
-        "json_schema",
+        "guided_json",
         "minLength (2) is greater than maxLength (1)",
     ),
-    "a reference to nowhere": ({"guided_json": {"$ref": "#/$defs/a"}}, "json_schema", "does not exist"),
-    "a reference to another host": ({"guided_json": {"$ref": "http://a.example/b"}}, "json_schema", "a.example"),
-    "a broken regex": ({"guided_regex": "(a"}, "regex", "unclosed group"),
-    "look-around": ({"guided_regex": "a(?=b)"}, "regex", "look-around"),
-    "a grammar without root": ({"guided_grammar": 'a ::= "b"'}, "ebnf", "root"),
-    "a broken grammar": ({"guided_grammar": 'root ::= "b'}, "ebnf", "end of input"),
+    "a reference to nowhere": ({"guided_json": {"$ref": "#/$defs/a"}}, "guided_json", "does not exist"),
+    "a reference to another host": ({"guided_json": {"$ref": "http://a.example/b"}}, "guided_json", "a.example"),
+    "a broken regex": ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
+    "what response_format can't keep": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"uniqueItems": True}}}},
+        "response_format.json_schema",
+        "response_format.json_schema can't be compiled",
+    ),
+    "a broken regex in vLLM's newer words": (
+        {"structured_outputs": {"regex": "(a"}},
+        "structured_outputs.regex",
+        "structured_outputs.regex can't",
+    ),
+    "a broken regex in SGLang's words": ({"regex": "(a"}, "regex", "regex can't be compiled"),
+    "look-around": ({"guided_regex": "a(?=b)"}, "guided_regex", "look-around"),
+    "a grammar without root": ({"guided_grammar": 'a ::= "b"'}, "guided_grammar", "root"),
+    "a broken grammar": ({"guided_grammar": 'root ::= "b'}, "guided_grammar", "end of input"),
     "a grammar that is nested too deep": (
         {"guided_grammar": f"root ::= {'(' * 5000}'a'{')' * 5000}"},
-        "ebnf",
+        "guided_grammar",
         "recursion",
     ),
-    "a grammar as long as a book": ({"guided_regex": "a" * 2**18 + "a"}, "regex", "at most 262144"),
+    "a grammar as long as a book": ({"guided_regex": "a" * 2**18 + "a"}, "guided_regex", "at most 262144"),
 }
 
 
@@ -217,7 +228,7 @@ def test_a_schema_that_takes_too_much_is_refused_in_words_and_costs_the_router_n
         tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": schema}}}}
         fields = {"tools": [tool], "tool_choice": "required"} if field == "tools" else {field: schema}
         status, answer = cluster.post("/v1/chat/completions", {**CHAT, **fields})
-        assert (status, answer["error"]["param"]) == (400, "tools" if field == "tools" else "json_schema")
+        assert (status, answer["error"]["param"]) == (400, field)
         assert "takes more than" in answer["error"]["message"]
         assert "fewer patterns in `allOf`" in answer["error"]["message"]
     assert count(cluster, "time") + count(cluster, "memory") == ended + 2

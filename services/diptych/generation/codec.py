@@ -25,6 +25,7 @@ FINISH_TO_WIRE: Final[Mapping[Finish, inference_pb2.FinishReason]] = {
     Finish.ABORTED: inference_pb2.FINISH_REASON_ABORTED,
 }
 MAX_TIMEOUT_MS: Final = 2**32 - 1  # that a leg holds
+LEAST_TOP_P: Final = 2.0**-126  # the smallest normal float32: any smaller share is the likeliest token's, too
 
 
 def account_from_wire(wire: inference_pb2.GenerateRequest | worker_pb2.StartLeg) -> Account:
@@ -109,7 +110,7 @@ def params_to_wire(params: SamplingParams) -> inference_pb2.SamplingParams:
     return inference_pb2.SamplingParams(
         max_tokens=params.max_tokens,
         temperature=params.temperature,
-        top_p=params.top_p,
+        top_p=max(params.top_p, LEAST_TOP_P),
         top_k=params.top_k,
         seed=params.seed,
         stop_token_ids=params.stop_token_ids,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from diptych.common.errors import InvalidRequest
@@ -41,6 +41,7 @@ class Grammar:
     kind: GrammarKind
     text: str
     preamble: Preamble | None = None
+    said_as: str = field(default="", compare=False)  # the field in which the client said it; empty: as its kind
 
     @classmethod
     def from_schema(cls, schema: Mapping[str, Any]) -> Grammar:

@@ -52,14 +52,16 @@ class OutputText:
         self._needs_single_tokens = bool(self._stops) or params.logprobs is not None
         self._num_tokens = 0
         self._num_chars = 0  # with those held back
+        self._last: int | None = None  # the token that came last: the end may be told behind it
 
     def push(
         self, token_ids: Sequence[int], finish: Finish | None = None, logprobs: TokenLogprobs | None = None
     ) -> TextDelta:
         """Take new tokens, and how the request ended if it did; what stops the text may end it earlier."""
         delta = self._push(token_ids, finish, logprobs)
-        last = delta.token_ids[-1] if delta.finish is Finish.STOP and not delta.stop and delta.token_ids else None
-        return delta._replace(stop_token=last) if last in self._silent else delta
+        self._last = delta.token_ids[-1] if delta.token_ids else self._last
+        ended = delta.finish is Finish.STOP and not delta.stop and self._last in self._silent
+        return delta._replace(stop_token=self._last) if ended else delta
 
     def _push(self, token_ids: Sequence[int], finish: Finish | None, logprobs: TokenLogprobs | None) -> TextDelta:
         if not self._needs_single_tokens:

@@ -23,6 +23,7 @@ MAX_ALLOWED_TOKENS = 16384
 MAX_TOP_LOGPROBS = 20
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_SEED = 2**64 - 1
+LEAST_REPETITION: Final = 0.009999999776482582  # 0.01 as a float32, which it is on its way to workers
 _STOPS: Final = (
     ("stop", MAX_STOP_STRINGS, "strings"),
     ("stop_token_ids", MAX_STOP_TOKEN_IDS, "ids"),
@@ -37,7 +38,7 @@ _RANGES: Final = (
     ("min_p", 0.0, 1.0, "must be between 0 and 1"),
     ("frequency_penalty", -2.0, 2.0, "must be between -2 and 2"),
     ("presence_penalty", -2.0, 2.0, "must be between -2 and 2"),
-    ("repetition_penalty", 0.01, 100.0, "must be between 0.01 and 100"),
+    ("repetition_penalty", LEAST_REPETITION, 100.0, "must be between 0.01 and 100"),
     ("prompt_logprobs_start", 0, 2**31 - 1, "must be a place of the prompt, from 0 on"),
 )
 _in_ranges: Final = attrgetter(*(name for name, *_ in _RANGES))
@@ -136,7 +137,8 @@ class SamplingParams:
         for name, limit, kind in _STOPS:
             if given := getattr(self, name):
                 _check(len(given) <= limit, name, f"takes at most {limit} {kind}", len(given))
-        _check(all(self.stop), "stop", "must not contain an empty string", self.stop)
+        if not all(self.stop):
+            raise InvalidRequest("stop must not contain an empty string", param="stop")
         if self.stop_regex:
             compile_stop(self.stop_regex)
 

@@ -94,12 +94,16 @@ class Program:
         return state.parts
 
     def cache(self, backend: Backend | None = None, **arguments: Any) -> int:
-        """Have the model read what all runs begin with, so that its KV is there; return its number of tokens."""
+        """Have the model read what all runs begin with, so that its KV is there; return its number of tokens.
+
+        That is 0 where runs have nothing in common.
+        """
         known = _known(backend)
         said = fixed_beginning(self.trace(**arguments))
+        if not (said.messages or said.text):
+            return 0
         prompt = known.encode_chat(said.messages) if said.messages else known.encode(said.text, is_first=True)
-        if prompt:
-            known.generate(prompt, SamplingParams(max_tokens=1, temperature=0.0))
+        known.generate(prompt, SamplingParams(max_tokens=1, temperature=0.0))
         return len(prompt)
 
     def _begun(self, backend: Backend | None, stream: bool, given: Mapping[str, Any]) -> tuple[State, dict[str, Any]]:

@@ -58,6 +58,15 @@ def test_the_banner_holds_a_curl_that_can_be_pasted() -> None:
     command = shlex.split(text[text.index("curl") :])
     assert command[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
     assert json.loads(command[-1])["model"] == "small-model"
+    assert "authorization" not in text
+
+
+def test_the_curl_of_a_platform_with_keys_sends_one() -> None:
+    config = UpConfig(api_keys_file=Path("/keys.toml"))
+    text = banner(config, ListenAddresses("127.0.0.1", 8000, 9000, 7000), "small-model", "", "")
+    command = [word for word in shlex.split(text[text.index("curl") :]) if word.strip()]
+    assert command[4:6] == ["-H", "authorization: Bearer $DIPTYCH_API_KEY"]
+    assert json.loads(command[-1])["model"] == "small-model"
 
 
 def test_an_ipv6_address_can_be_pasted_too() -> None:

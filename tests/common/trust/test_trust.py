@@ -42,6 +42,16 @@ def test_the_secret_is_not_in_help_nor_configuration() -> None:
     assert TOKEN["DIPTYCH_AUTH_TOKEN"] not in shown
 
 
+def test_who_asks_over_http_is_told_of_the_header() -> None:
+    trust = TrustConfig().trust(TOKEN)
+    refused = {sent: trust.http_refused(sent, "GET /drain") for sent in (None, "Bearer another-word-altogether")}
+    assert {sent: each and each.words.partition(" `")[0] for sent, each in refused.items()} == {
+        None: "no token: send",
+        "Bearer another-word-altogether": "wrong token: compare what",
+    }
+    assert trust.http_refused(f"Bearer {TOKEN['DIPTYCH_AUTH_TOKEN']}", "GET /drain") is None
+
+
 def test_insecure_is_said_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
     assert TrustConfig(insecure=True).trust({}) == INSECURE
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [

@@ -273,11 +273,11 @@ def banner(
 
   {commands}
 
-  {_example(url, model_id, pooling)}
+  {_example(url, model_id, pooling, needs_key=config.api_keys_file is not None)}
 """
 
 
-def _example(url: str, model_id: str, pooling: Pooling | None) -> str:
+def _example(url: str, model_id: str, pooling: Pooling | None, *, needs_key: bool) -> str:
     """Return a request to type."""
     question = '"temperature": 0, "messages": [{"role": "user", "content": "What is the capital of France?"}]'
     path, asked = "/v1/chat/completions", question
@@ -285,7 +285,8 @@ def _example(url: str, model_id: str, pooling: Pooling | None) -> str:
         path = "/v1/embeddings" if pooling.purpose == "embed" else "/classify"
         asked = '"input": "What is the capital of France?"'
     body = f'{{"model": "{model_id}", {asked}}}'
-    return f"curl {url}{path} -H 'content-type: application/json' \\\n    -d '{body}'"
+    key = ' \\\n    -H "authorization: Bearer $DIPTYCH_API_KEY"' if needs_key else ""
+    return f"curl {url}{path} -H 'content-type: application/json'{key} \\\n    -d '{body}'"
 
 
 def _claim_addresses(config: UpConfig) -> ListenAddresses:

@@ -35,6 +35,11 @@ WORDS: Final[Mapping[Refusal, str]] = {
     "wrong_token": f"wrong token: compare --auth-token-file or {TOKEN_VARIABLE} with those of the other members",
 }
 
+HTTP_WORDS: Final[Mapping[Refusal, str]] = {
+    "no_token": "no token: send `authorization: Bearer TOKEN` with a token of --auth-token-file",
+    "wrong_token": "wrong token: compare what `authorization` says with the tokens of --auth-token-file",
+}
+
 _PARTIES: Final = {f"{party.value}:": frozenset({party}) for party in Party}
 _HEX: Final = re.compile("[0-9a-f]{64}")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
-from diptych.common.trust.tokens import TOKEN_VARIABLE, WORDS, Refusal, Tokens
+from diptych.common.trust.tokens import HTTP_WORDS, TOKEN_VARIABLE, WORDS, Refusal, Tokens
 from diptych.common.verdicts.permissions import EVERY, Parties, certified, may_call, words_for
 
 if TYPE_CHECKING:
@@ -69,8 +69,11 @@ class Trust:
     def http_refused(self, authorization: str | None, action: str) -> Refused | None:
         """The same for our HTTP ports, which have no TLS: only a token helps there."""
         if self.tls and not self.tokens:
-            return Refused("no_token", WORDS["no_token"])
-        return self.refused(authorization, action)
+            return Refused("no_token", HTTP_WORDS["no_token"])
+        refused = self.refused(authorization, action)
+        if refused is None or refused.reason == "not_permitted":
+            return refused
+        return Refused(refused.reason, HTTP_WORDS[refused.reason])
 
 
 INSECURE: Final = Trust(None, None)

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import numpy as np
 from prometheus_client import Histogram
 
-from diptych.common.errors import DiptychError, InternalError
+from diptych.common.errors import DiptychError, InternalError, InvalidRequest
 from diptych.generation.finish import Finish
 from diptych.generation.output_text import OutputText, TextTokenizer
 from diptych.router.admission.admission import Admission, Place
@@ -147,22 +147,26 @@ class Pipeline:
 
         Raises the caller's `DiptychError`.
         """
-        self._preparer.check(client)
-        client = self._preparer.with_tier(client)
-        if isinstance(client.trace, CallTrace):
-            note_request(client.trace, client, self.model.model_id, self._preparer.adapter(client.model))
-        num_requests, tier = client.num_requests, client.tier
-        names = {client.life.request_id, *client.rids}
-        with self.aborts.abortable(names, client.caller.name, client.state), client.caller.admit(num_requests):
-            async with self._in_session(client) as turn:
-                self.metrics.offered(tier, num_requests)
-                try:
-                    self._shedder.check(tier)
-                    with self._admission.admit(self._claim(client)) as place, self._preparer.hold(client) as held:
-                        yield await self._begin(replace(client, turn=turn) if turn else client, place, held)
-                except Shed:  # it has to give way: now, or while it waited
-                    self.metrics.shed(tier, num_requests)
-                    raise
+        try:
+            self._preparer.check(client)
+            client = self._preparer.with_tier(client)
+            if isinstance(client.trace, CallTrace):
+                note_request(client.trace, client, self.model.model_id, self._preparer.adapter(client.model))
+            num_requests, tier = client.num_requests, client.tier
+            names = {client.life.request_id, *client.rids}
+            with self.aborts.abortable(names, client.caller.name, client.state), client.caller.admit(num_requests):
+                async with self._in_session(client) as turn:
+                    self.metrics.offered(tier, num_requests)
+                    try:
+                        self._shedder.check(tier)
+                        with self._admission.admit(self._claim(client)) as place, self._preparer.hold(client) as held:
+                            yield await self._begin(replace(client, turn=turn) if turn else client, place, held)
+                    except Shed:  # it has to give way: now, or while it waited
+                        self.metrics.shed(tier, num_requests)
+                        raise
+        except InvalidRequest as error:
+            client.name_as_said(error)
+            raise
 
     @asynccontextmanager
     async def _in_session(self, client: ClientRequest) -> AsyncGenerator[Turn | None, None]:

@@ -202,7 +202,7 @@ class Tokenization:
 
     async def text(self, ids: Sequence[int], tenant: str) -> str:
         """Return what tokens say, special ones included. Raises `InvalidRequest` for one that is none."""
-        check_ids(ids, self._model.vocab_size)
+        check_ids(ids, self._model.vocab_size, "tokens")
         decode = partial(self._model.tokenizer.decode, ids, skip_special_tokens=False)
         return await self.run(decode, tenant, len(ids))
 

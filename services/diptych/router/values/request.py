@@ -196,11 +196,22 @@ class ClientRequest:
     follow: Follow | None = None  # it is a turn of a session, and goes on behind this
     turn: Turn | None = None  # what its prompt begins with therefore, once that is known
     rids: Sequence[str] = ()  # names beside its id by which it may be aborted
+    said_as: Mapping[str, str] = field(default_factory=dict)  # fields that its API calls otherwise than we do
 
     @property
     def is_shaped(self) -> bool:
         """Whether outputs must match a grammar."""
         return self.params.grammar is not None or self.tool_use.is_forced
+
+    def name_as_said(self, error: InvalidRequest) -> None:
+        """Have a refusal name the field at fault as the client wrote it."""
+        grammar, param, words = self.params.grammar, error.param or "", str(error)
+        name = self.said_as.get(param, "")
+        if grammar is not None and param == grammar.kind.value:
+            name = grammar.said_as or name
+        if name:
+            error.param = name
+            error.args = (name + words.removeprefix(param) if words.startswith(param) else words,)
 
     @property
     def images(self) -> Sequence[ImageInput]:

@@ -146,10 +146,10 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
             raise InvalidRequest(text, param=f"messages[{index}].role")
 
 
-def check_ids(ids: Sequence[int], vocab_size: int) -> None:
+def check_ids(ids: Sequence[int], vocab_size: int, param: str = "prompt") -> None:
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):  # two quick passes over what may be a long prompt
         wrong = next(token_id for token_id in ids if not 0 <= token_id < vocab_size)
-        raise InvalidRequest(f"{wrong} is not a token: ids are 0 to {vocab_size - 1}", param="prompt")
+        raise InvalidRequest(f"{wrong} is not a token: ids are 0 to {vocab_size - 1}", param=param)
 
 
 def to_utf8(text: str) -> bytes:

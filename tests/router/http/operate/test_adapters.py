@@ -225,8 +225,9 @@ def test_a_body_that_is_wrong_is_400(cluster: Cluster, path: str, body: Any, par
     assert sum(worker.admin.num_calls for worker in cluster.workers) == 0
 
 
-def test_without_the_option_there_are_no_such_paths(start_cluster: StartCluster) -> None:
-    assert load(start_cluster())[0] == 404
+def test_without_the_option_the_paths_say_which_it_is(start_cluster: StartCluster) -> None:
+    status, answer = load(start_cluster())
+    assert (status, "--runtime-lora" in answer["error"]["message"]) == (404, True)
 
 
 def test_without_workers_a_load_is_503(cluster: Cluster) -> None:

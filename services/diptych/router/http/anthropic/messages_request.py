@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from diptych.common.errors import InvalidRequest
-from diptych.generation.grammar import Grammar
 from diptych.generation.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from diptych.router.http.fields import tool_fields
 from diptych.router.http.fields.content_parts import NO_FILES
+from diptych.router.http.fields.grammar_fields import grammar_of_format
 from diptych.router.http.fields.request_fields import RequestFields, TopK, params_of
 from diptych.router.http.fields.strict_model import ConversationPart, GenerationBody, StrictModel
 from diptych.router.http.fields.tool_fields import (
@@ -323,8 +323,16 @@ class MessagesRequest(PromptFields, RequestFields):
     inference_geo: str | None = None
     speed: str | None = None
 
+    @property
+    def said_as(self) -> Mapping[str, str]:
+        return {"stop": "stop_sequences"}
+
     def sampling_params(self) -> SamplingParams:
         """Return all but `max_tokens` and `seed`."""
         wanted = self.output_config.format if self.output_config else None
-        grammar = None if wanted is None else Grammar.from_schema(wanted.json_schema)
+        grammar = (
+            None
+            if wanted is None
+            else grammar_of_format("json_schema", wanted.json_schema, "output_config.format.schema")
+        )
         return params_of(self, stop=self.stop_sequences, grammar=grammar)

@@ -42,7 +42,7 @@ from diptych.router.http.native.tokens import add_tokens
 from diptych.router.http.openai.batch_paths import refuse_batches
 from diptych.router.http.openai.models import add_models
 from diptych.router.http.operate.about import add_about, metrics_route
-from diptych.router.http.operate.adapters import add_adapters
+from diptych.router.http.operate.adapters import add_adapters, refuse_adapters
 from diptych.router.http.operate.admin import admin_app
 from diptych.router.http.operate.server_tools import add_server_tools, add_sessions, operators_routes
 from diptych.router.http.vectors.vector_paths import VECTOR_PATHS
@@ -89,6 +89,8 @@ def clients_app(
     app.router.routes.append(metrics_route(models.metrics if config.open_metrics else None))
     if config.runtime_lora:
         add_adapters(app, models, admins, bodies)
+    else:
+        refuse_adapters(app)
     apis = {api.path: api for api in APIS}
     served = with_traces(_past_the_framework(app, exchange, apis), tracer, {*apis, *VECTOR_PATHS})
     return with_cors(with_keys(served, callers) if callers else served, config.cors_origins)

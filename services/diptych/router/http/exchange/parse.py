@@ -76,6 +76,7 @@ class Origin:
             tool=fields.tool,
             trace=self.trace,
             rids=[fields.rid] if fields.rid else (),
+            said_as=fields.said_as,
             **others,
         )
 

@@ -115,7 +115,9 @@ def to_invalid_request(error: ValidationError, body: bytes) -> InvalidRequest:
 def _describe(path: str, items: Iterable[ErrorDetails]) -> str:
     """Say what a field should be; of one that may be several things, each of them."""
     first, *others = items
-    return "; or ".join([_said_of(path, first), *(_words(each).removeprefix("input should be ") for each in others)])
+    said, first_words = _said_of(path, first), _words(first)
+    further = dict.fromkeys(words for each in others if (words := _words(each)) != first_words)
+    return "; or ".join([said, *(words.removeprefix("input should be ") for words in further)])
 
 
 def _said_of(path: str, item: ErrorDetails) -> str:
@@ -133,7 +135,12 @@ def _said_of(path: str, item: ErrorDetails) -> str:
 
 
 def _words(item: ErrorDetails) -> str:
-    message = item["msg"].removeprefix("Value error, ")
+    match item["type"]:
+        case "union_tag_invalid":
+            return f"type is one of {item['ctx']['expected_tags']}, not {item['ctx']['tag']!r}"
+        case "union_tag_not_found":
+            return "type is required"
+    message = item["msg"].removeprefix("Value error, ").replace(" after validation", "")
     return f"{message[:1].lower()}{message[1:]}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
@@ -103,7 +104,7 @@ def grammar_of_format(kind: FormatKind, schema: Mapping[str, Any] | None, param:
             return Grammar.from_schema({"type": "object"})
     if schema is None:
         raise InvalidRequest(f"{param} is required", param=param)
-    return Grammar.from_schema(schema)
+    return _said_as(param, Grammar.from_schema(schema))
 
 
 class StructuredOutputs(StrictModel):
@@ -137,7 +138,7 @@ class GrammarFields(GenerationBody):
         given = {name: grammar for name, grammar in self._grammars().items() if grammar is not None}
         if len(given) > 1:
             raise InvalidRequest(f"give only one of {' and '.join(given)}", param=list(given)[1])
-        return next(iter(given.values()), None)
+        return next((grammar if grammar.said_as else _said_as(name, grammar) for name, grammar in given.items()), None)
 
     def _grammars(self) -> Mapping[str, Grammar | None]:
         wanted = self.structured_outputs or StructuredOutputs()
@@ -160,6 +161,10 @@ class GrammarFields(GenerationBody):
 
 
 _GRAMMARS: Final = frozenset(GrammarFields.model_fields)
+
+
+def _said_as(name: str, grammar: Grammar) -> Grammar:
+    return replace(grammar, said_as=name)
 
 
 def json_grammar(schema: Mapping[str, Any] | None) -> Grammar | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Final, Literal
 
@@ -132,6 +133,11 @@ class RequestFields(GenerationBody):
     @property
     def model_name(self) -> str | None:
         return self.model
+
+    @property
+    def said_as(self) -> Mapping[str, str]:
+        """What this API calls the fields that it calls otherwise than `SamplingParams` and its like."""
+        return {}
 
     def account(self, tenant: str) -> Account:
         return Account(tenant, self.priority or self._agent.priority or 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
@@ -90,6 +90,16 @@ def _images(given: str | list[str] | None) -> list[ImageInput]:
     return [image_or_file(text, "image_data") for text in texts]
 
 
+_SAID_AS: Final[Mapping[str, str]] = {
+    **{name: f"sampling_params.{name}" for name in Sampling.model_fields},
+    "max_tokens": "sampling_params.max_new_tokens",
+    "min_tokens": "sampling_params.min_new_tokens",
+    "logprob_token_ids": "token_ids_logprob",
+    "logprobs": "top_logprobs_num",
+    "prompt_logprobs_start": "logprob_start_len",
+}
+
+
 class SessionParams(StrictModel):
     """Which turn of a session it is, in SGLang's words. `None` is the same as absent."""
 
@@ -150,6 +160,10 @@ class GenerateRequest(RequestFields, AttentionFields):
     @property
     def model_name(self) -> str | None:
         return self.lora_path or self.model
+
+    @property
+    def said_as(self) -> Mapping[str, str]:
+        return {**_SAID_AS, "prompt": "text" if self.input_ids is None else "input_ids"}
 
     @property
     def affinity(self) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from functools import partial
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from fastapi import FastAPI
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
@@ -100,12 +101,24 @@ class BatchList(TypedDict):
     has_more: bool
 
 
+WINDOW: Final = r"^[1-9][0-9]{0,6}[smhd]$"
+
+
+def _window(said: str) -> str:
+    if not re.fullmatch(WINDOW, said):
+        raise ValueError("must be 24h, or another whole number of s, m, h or d")
+    return said
+
+
+CompletionWindow = Annotated[str, AfterValidator(_window), Field(json_schema_extra={"pattern": WINDOW})]
+
+
 class BatchRequest(Body):
     """The body of a new batch."""
 
     input_file_id: str
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
-    completion_window: str = Field(pattern=r"^[1-9][0-9]{0,6}[smhd]$")
+    completion_window: CompletionWindow
     metadata: dict[str, str] | None = None
 
     @property

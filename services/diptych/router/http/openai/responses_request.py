@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, NotRequired
 
 import orjson
@@ -167,6 +168,10 @@ class ResponsesRequest(OpenAIFields):
         effort = self.reasoning.effort if self.reasoning else None
         turns, images = turns_of(self.input, self.instructions)
         return ChatPrompt(turns, tools, self.chat_template_kwargs or {}, effort, images=images)
+
+    @property
+    def said_as(self) -> Mapping[str, str]:
+        return {"max_tokens": "max_output_tokens"}
 
     def sampling_params(self) -> SamplingParams:
         """Return all but `max_tokens` and `seed`."""

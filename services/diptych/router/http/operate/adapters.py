@@ -1,4 +1,4 @@
-"""Loading and unloading adapters over HTTP, by vLLM's paths. Present only with `--runtime-lora`.
+"""Loading and unloading adapters over HTTP, by vLLM's paths. Without `--runtime-lora` they say so.
 
 Who may call it can make workers read any folder: it belongs behind a gateway that lets only operators through.
 """
@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import Annotated, Final, TypeVar
 
 from fastapi import FastAPI
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from diptych.common.errors import DiptychError, InvalidRequest
-from diptych.router.http.exchange.answers import json_response, refusal
+from diptych.router.http.exchange.answers import NotServed, json_response, refusal
 from diptych.router.http.exchange.body import BodyReader
 from diptych.router.http.exchange.key_gate import caller_of
 from diptych.router.http.exchange.parse import read_fields
@@ -23,11 +24,15 @@ from diptych.router.serve.models import Models
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.workers.adapter_admin import AdapterAdmin
 
+LOAD: Final = "/v1/load_lora_adapter"
+UNLOAD: Final = "/v1/unload_lora_adapter"
+NOT_THERE: Final = "this router loads no adapters for clients: start it with --runtime-lora, or workers with --lora"
+
 
 class AdapterBody(Body):
     """What both paths are told."""
 
-    lora_name: str
+    lora_name: Annotated[str, Field(min_length=1)]
 
 
 class LoadBody(AdapterBody):
@@ -59,8 +64,19 @@ def add_adapters(app: FastAPI, models: Models, admins: Mapping[Pipeline, Adapter
     async def unload(body: UnloadBody) -> int:
         return await admins[_owner(body, models, admins)].unload(body.lora_name)
 
-    app.add_route("/v1/load_lora_adapter", partial(_answer, bodies, LoadBody, load), methods=["POST"])
-    app.add_route("/v1/unload_lora_adapter", partial(_answer, bodies, UnloadBody, unload), methods=["POST"])
+    app.add_route(LOAD, partial(_answer, bodies, LoadBody, load), methods=["POST"])
+    app.add_route(UNLOAD, partial(_answer, bodies, UnloadBody, unload), methods=["POST"])
+
+
+def refuse_adapters(app: FastAPI) -> None:
+    """Add both paths, where clients load no adapters."""
+    for path in (LOAD, UNLOAD):
+        app.add_route(path, _not_there, methods=["POST"])
+
+
+async def _not_there(request: Request) -> Response:
+    error: DiptychError = NotServed(404, NOT_THERE)
+    return refusal(error, request)
 
 
 def _base(models: Models, name: str) -> Pipeline:
