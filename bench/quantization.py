@@ -26,6 +26,7 @@ from model_cost import prefill_flops
 from report import Report, arguments
 from torch import Tensor
 
+from diptych.checkpoints.quantization.declared import Units, apart
 from diptych.checkpoints.quantization.weight import Stored, as_floats, expanded
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.runner.kv_pool import KV_DTYPES
@@ -81,6 +82,9 @@ class Rounded:
 
     def blanks(self) -> Iterator[tuple[str, Stored]]:
         return self.tensors()
+
+    def units(self) -> Units:
+        return apart
 
 
 def int8(values: Array) -> QuantizedArray:

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from diptych.checkpoints.quantization.declared import Units, apart
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.source import ModelSource
 from diptych.kernels.quantized import Array, QuantizedArray
@@ -39,6 +40,9 @@ class Int4Model:
 
     def blanks(self) -> Iterator[tuple[str, Stored]]:
         return self.tensors()
+
+    def units(self) -> Units:
+        return apart
 
     def _of(self, shape: tuple[int, ...]) -> QuantizedArray:
         if shape not in self._made:

@@ -13,6 +13,7 @@ from diptych.bootstrap.caller import BURST, MAX_MESSAGE_BYTES
 from diptych.bootstrap.server import SERVICE, BootstrapService, Clock
 from diptych.common.errors import ConfigError
 from diptych.common.members.membership_client import Evicted, MembershipWatcher, Registration
+from diptych.common.net.ports import free_port
 from diptych.common.net.rpc import listen, new_server, open_channel
 from diptych.common.refusals import Refusals
 from diptych.common.trust.trust import INSECURE
@@ -301,7 +302,7 @@ def test_an_instance_whose_address_was_taken_stops_itself() -> None:
 
 def test_nobody_is_missed_when_bootstrap_restarts() -> None:
     async def test() -> None:
-        async with bootstrap() as port:
+        async with bootstrap(free_port()) as port:
             observer = Observer(port)
             worker = running(registration([port], instance(1)).run(), observer.watcher.run())
             await worker.__aenter__()

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from diptych.architectures.next_layer import placement_of
 from diptych.checkpoints.gguf_model import _spread
 from diptych.checkpoints.quantization.weight import Stored
-from diptych.checkpoints.source import BlankModel, open_model
+from diptych.checkpoints.source import BlankModel, ModelSource, open_model
 from diptych.engine.models.matrices.dense import dense
 from diptych.kernels.quantized import QuantizedArray, repeats, stack
 
@@ -27,6 +28,15 @@ def test_blanks_are_named_and_formed_as_what_is_stored(tiny_folder: Path, load_f
     blanks = list(BlankModel(source).tensors())
     assert [(name, form(tensor)) for name, tensor in blanks] == [(n, form(t)) for n, t in source.tensors()]
     assert all(isinstance(tensor, np.ndarray) and repeats(tensor) for _, tensor in blanks)
+
+
+def test_a_file_of_blocks_says_by_its_header_which_columns_can_not_be_parted(small_model: ModelSource) -> None:
+    units, place = small_model.units(), placement_of(small_model.config)
+    pieces = {name: piece for name, (piece, *_) in place(small_model.config)}
+    stored = [(name, tensor) for name, tensor in small_model.blanks() if isinstance(tensor, QuantizedArray)]
+    assert {units(name, pieces[name]) for name, _ in stored} == {32}
+    assert all(units(name, pieces[name]) == tensor.unit for name, tensor in stored)
+    assert units("model.norm.weight", pieces["model.norm.weight"]) == 1
 
 
 @pytest.mark.parametrize("shape", [(6, 64), (2, 3, 64)], ids=str)

@@ -70,20 +70,30 @@ def test_the_weights_id_follows_the_weights_and_not_the_place(tmp_path: Path) ->
     assert ids[0] == ids[1] != ids[2]
 
 
+def tier_terms(folder: Path) -> bytes:
+    """Return the terms of what a worker of this model keeps in files and stores."""
+    source = open_model(str(folder))
+    layout = kv_layout(source.config, 8, 4, "float32")
+    return terms_digest(file_terms(source, layout, EngineOptions(dtype="float32"), "CPU"))
+
+
+def test_two_fine_tunes_of_one_name_have_no_page_in_common(tmp_path: Path) -> None:
+    for place, seed in (("one", 0), ("other", 1)):
+        save(tmp_path / place / "tiny", seed=seed)
+    one, other = (tmp_path / place / "tiny" for place in ("one", "other"))
+    assert open_model(str(one)).config.model_id == open_model(str(other)).config.model_id
+    assert tier_terms(one) != tier_terms(other)
+
+
 def test_pages_in_files_are_those_of_files_of_weights_that_were_not_touched_since(tmp_path: Path) -> None:
     save(tmp_path)
     source = open_model(str(tmp_path))
-    layout = kv_layout(source.config, 8, 4, "float32")
-
-    def terms() -> bytes:
-        return terms_digest(file_terms(open_model(str(tmp_path)), layout, EngineOptions(dtype="float32"), "CPU"))
-
-    before = terms()
-    assert terms() == before
+    before = tier_terms(tmp_path)
+    assert tier_terms(tmp_path) == before
     (path,) = source.weight_files
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))  # an edit between two samples
     assert open_model(str(tmp_path)).weights_id == source.weights_id
-    assert terms() != before
+    assert tier_terms(tmp_path) != before
 
 
 CHAT = [{"role": "user", "content": "hi"}]

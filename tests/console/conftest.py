@@ -35,11 +35,11 @@ def window(request: pytest.FixtureRequest) -> Window:
 
 @contextmanager
 def opened(chromium: str) -> Iterator[Window]:
-    expect.set_options(timeout=20_000)  # machines may be busy
+    expect.set_options(timeout=120_000)  # machines may be busy
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         context = browser.new_context(timezone_id="UTC", locale="en")
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(120_000)
         yield Window(context.new_page())
         browser.close()
 

@@ -14,6 +14,7 @@ from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, Event,
 from diptych.engine.values.limits import Scheduling
 from diptych.engine.values.prompt_cost import STEP_COST
 from diptych.engine.values.request import new_request
+from diptych.engine.values.step import PlainSteps
 from diptych.generation.finish import Finish
 from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.output import Failure, FailureCode, Output
@@ -44,6 +45,14 @@ def test_a_first_token_that_is_the_last_ends_the_request_with_its_measurements(n
     (output,) = engine.outputs[1]
     assert (output.first_index, output.finish) == (0, Finish.LENGTH)
     assert output.stats is not None
+
+
+def test_its_second_token_is_of_the_steps_that_can_be_told_beforehand(new_engine: NewEngine) -> None:
+    engine = new_engine()
+    request = engine.start(1, list(range(10)), max_tokens=9)
+    engine.step()
+    assert len(engine.tokens(1)) == 1
+    assert engine.core.plain_steps(7) == PlainSteps(9 - 2, (request,)), "all but the first and the last"
 
 
 def test_a_cached_prefix_is_not_computed_again(new_engine: NewEngine) -> None:

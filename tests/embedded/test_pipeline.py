@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from killed_ranks import ends_as_one
 from safetensors.numpy import load_file
 
 from diptych.common.errors import InvalidRequest
@@ -61,20 +62,24 @@ def test_the_first_stage_alone_puts_rows_in_place_of_embeddings(tiny_folder: Pat
     assert [each.token_ids for each in staged.generate_batch([table[each] for each in PROMPTS], GREEDY)] == expected
 
 
-def test_two_stages_of_two_ranks_give_the_tokens_of_one_process(
+def test_two_stages_of_two_ranks_give_the_tokens_of_one_process_and_end_with_one_of_them(
     tiny_experts_folder: Path, reference: Callable[..., Engine]
 ) -> None:
     options = replace(ONE, pp=2, tp=2, expert_parallel=True)
-    assert tokens_of(tiny_experts_folder, options) == tokens(reference(tiny_experts_folder))
+    with Engine(str(tiny_experts_folder), options) as engine:
+        assert tokens(engine) == tokens(reference(tiny_experts_folder))
+        ends_as_one(engine, 2)  # the first rank of the last stage
 
 
 @pytest.mark.parametrize("folder", ["tiny_latent_experts_folder", "tiny_sparse_folder"])
-def test_stages_have_latents_and_index_keys_of_their_own(
+def test_stages_have_latents_and_index_keys_of_their_own_and_end_with_the_first(
     folder: str, request: pytest.FixtureRequest, reference: Callable[..., Engine]
 ) -> None:
     """They have unlike numbers of layers, and layers that choose what they attend to."""
     path: Path = request.getfixturevalue(folder)
-    assert tokens_of(path, replace(ONE, pp=2)) == tokens(reference(path))
+    with Engine(str(path), replace(ONE, pp=2)) as engine:
+        assert tokens(engine) == tokens(reference(path))
+        ends_as_one(engine, 0)
 
 
 def test_stages_keep_states_of_their_layers_and_guesses_see_them(

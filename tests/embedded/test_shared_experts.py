@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
+from killed_ranks import ends_as_one
 
-from diptych.common.errors import InternalError
 from diptych.engine import Engine, EngineOptions, SamplingParams
-from diptych.engine.frontend.scheduler_client import SchedulerDied
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=12, temperature=1.0, top_k=40, seed=7, ignore_eos=True)
@@ -91,16 +89,3 @@ def test_schedulers_that_share_networks_give_the_tokens_of_one(
 def test_the_death_of_one_scheduler_ends_the_other_and_no_request_waits_for_ever(sharing: Engine) -> None:
     """The last test of its engine."""
     ends_as_one(sharing, 1)
-
-
-def ends_as_one(engine: Engine, victim: int) -> None:
-    """Kill one of the processes while a scheduler has a request; see that all end, and are said to have."""
-    processes = [psutil.Process(pid) for pid in engine.scheduler_pids]
-    stream = engine.stream(PROMPTS[0], replace(GREEDY, max_tokens=400))
-    next(stream)
-    processes[victim].kill()
-    with pytest.raises((SchedulerDied, InternalError), match=r"died|ended"):
-        list(stream)
-    with pytest.raises(SchedulerDied):
-        engine.generate(PROMPTS[1], GREEDY)
-    assert not any(process.is_running() for process in processes)

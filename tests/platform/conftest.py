@@ -41,6 +41,7 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked())
 """
+LEAVING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.CANCELLED)  # what such members say
 DEFAULTS = {"DIPTYCH_KV_INTEGRITY": "always", "DIPTYCH_KV_CACHE_MIB": "64"}  # of every platform; filling 512 takes 2 s
 
 
@@ -52,6 +53,11 @@ def wait_for(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
             raise AssertionError(f"not within {timeout_s} s: {what}")
         time.sleep(0.02)
     return value
+
+
+def listening(process: psutil.Process) -> set[int]:
+    """The ports at which a process takes connections."""
+    return {each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
 
 
 class Platform:
@@ -151,6 +157,11 @@ class Platform:
                     found.append(child)
         return found
 
+    def process_of(self, name: str, worker: bootstrap_pb2.Instance) -> psutil.Process:
+        """The process that runs `diptych NAME` and listens at the worker's address."""
+        port = int(worker.address.rpartition(":")[2])
+        return next(each for each in self.components(name) if port in listening(each))
+
     def tree(self) -> list[psutil.Process]:
         parent = psutil.Process(self.process.pid)
         return [parent, *parent.children(recursive=True)]
@@ -198,7 +209,7 @@ class Platform:
         try:
             statuses = self.statuses()
         except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+            if error.code() not in LEAVING:
                 raise
             return []  # a killed worker is a member until its lease runs out
         return statuses if all(status.open_rooms == 0 for status in statuses) else []

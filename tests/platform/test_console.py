@@ -36,9 +36,9 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     """Every error of the page fails the test."""
-    expect.set_options(timeout=60_000)  # machines may be busy
+    expect.set_options(timeout=120_000)  # machines may be busy
     context, errors = browser.new_context(viewport={"width": 1280, "height": 860}), list[str]()
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(120_000)
     page = context.new_page()
     page.on("pageerror", lambda error: errors.append(str(error)))
     yield page

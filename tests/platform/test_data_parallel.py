@@ -62,11 +62,15 @@ def test_groups_are_paired_and_one_of_each_side_can_die_alone(
     members = workers(platform)
     assert sorted((each.role, each.dp_rank) for each in members) == [(1, 0), (1, 1), (2, 0), (2, 1)]
     assert len({(each.role, each.address) for each in members}) == 2
-    assert complete_all(platform) == expected
+
+    def all_have_moved_kv() -> bool:
+        assert complete_all(platform) == expected
+        return all(each.pages_sent + each.pages_received > 0 for each in platform.statuses())
+
+    wait_until(all_have_moved_kv, 200.0, "every group gets requests")
     platform.assert_clean()
     statuses = platform.statuses()
     assert sum(each.pages_sent for each in statuses) == sum(each.pages_received for each in statuses)
-    assert all(each.pages_sent + each.pages_received > 0 for each in statuses)
 
     with (
         open_sync_channel(members[0].address, TrustConfig().trust()) as channel,

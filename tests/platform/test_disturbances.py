@@ -137,17 +137,21 @@ def test_a_killed_router_leaves_workers_clean_and_its_successor_serves(pair: Pla
     platform.assert_clean()
 
 
-def test_no_process_spins_while_nothing_is_asked(pair: Platform) -> None:
-    platform = pair
-    platform.assert_clean()
-    processes = platform.tree()
+def test_no_process_spins_while_nothing_is_asked(pair: Platform, wait_until: Callable[..., Any]) -> None:
+    """Who spins takes a whole core, at each look; what has just started may have something to do at the first."""
+    pair.assert_clean()
+    wait_until(lambda: max(shares_of_a_core(pair.tree()).values()) < 0.1, 200.0, "nobody takes a tenth of a core")
+
+
+def shares_of_a_core(processes: list[psutil.Process]) -> dict[str, float]:
+    """Return how much of a core each of them takes."""
     before = {p.pid: sum(p.cpu_times()[:2]) for p in processes}
     began = time.monotonic()
     time.sleep(3.0)  # the measurement itself
     elapsed_s = time.monotonic() - began
     used = {" ".join(p.cmdline()[2:5]): (sum(p.cpu_times()[:2]) - before[p.pid]) / elapsed_s for p in processes}
     print(*(f"{share:6.1%} {name}" for name, share in used.items()), sep="\n")
-    assert {name: share for name, share in used.items() if share > 0.1} == {}  # who spins takes a whole core
+    return used
 
 
 def test_ctrl_c_ends_everything_and_leaves_no_shared_memory(pair: Platform) -> None:

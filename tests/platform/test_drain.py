@@ -139,7 +139,7 @@ def test_members_leave_under_streams_and_nobody_notices(platform: Platform, wait
     assert http_drain(decode.metrics_address, "GET", token)[1]["phase"] == "serving"
     assert http_drain(decode.metrics_address, "POST", token, "?deadline_s=0")[0] == 202
     wait_until(lambda: http_drain(decode.metrics_address, "GET", token)[1]["phase"] == "empty", 200.0, "it is empty")
-    assert not platform.is_ready()
+    wait_until(lambda: not platform.is_ready(), 200.0, "the router has heard of it")
     platform.assert_clean()
     lines = platform.metrics().splitlines()
     [handed_back] = [line for line in lines if line.startswith("diptych_router_handed_back_total")]

@@ -133,19 +133,20 @@ def hanging(process: psutil.Process) -> Iterator[None]:
 def test_a_scheduler_that_does_not_come_round_is_told_of_and_gets_nothing_new_until_it_does(
     platform: Platform, freezing: Callable[..., Any], wait_until: Callable[..., Any]
 ) -> None:
-    worker = platform.components("decode")[0]
-    (scheduler,) = worker.children()
+    worker = next(each for each in platform.instances() if each.role == bootstrap_pb2.ROLE_DECODE)
+    name, (scheduler,) = f"{worker.instance_id:016x}", platform.process_of("decode", worker).children()
     with freezing(scheduler):
-        (name,) = wait_until(lambda: silent(platform), 200.0, "the console says who is silent")
+        wait_until(lambda: name in silent(platform), 200.0, "the console says that it is silent")
         assert "does not answer: the scheduler has been silent for" in status_of(platform, name)
         num_legs = known(platform)[name]["open_legs"]
         with ThreadPoolExecutor(6) as threads:
             answers = [threads.submit(platform.complete, PROMPTS[0], cache_salt=str(each)) for each in range(6)]
             assert all(each.result()["choices"] for each in answers)
-        assert (silent(platform), known(platform)[name]["open_legs"]) == ([name], num_legs)
-    wait_until(lambda: not silent(platform) and known(platform)[name]["is_connected"], 200.0, "it is heard again")
+        assert name in silent(platform)  # on a busy machine others may be, too, for a moment
+        assert known(platform)[name]["open_legs"] == num_legs
+    wait_until(lambda: name not in silent(platform) and known(platform)[name]["is_connected"], 200.0, "it is heard")
     wait_until(lambda: all_linked(platform), 200.0, "all are linked again")
-    assert "silent" not in status_of(platform, name)
+    wait_until(lambda: "silent" not in status_of(platform, name), 200.0, "it says so itself")
     platform.assert_clean()
 
 

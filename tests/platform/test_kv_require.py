@@ -68,6 +68,10 @@ class Parts:
             process.wait()
 
 
+def state_of(worker: dict[str, Any]) -> tuple[str, str]:
+    return str(worker["role"]), str(worker["state"])
+
+
 @pytest.fixture
 def parts(tmp_path: Path, tiny_folder: Path, find_port: Callable[[], int]) -> Iterator[Parts]:
     running = Parts(tmp_path, tiny_folder, find_port(), find_port())
@@ -93,9 +97,9 @@ def test_a_worker_on_slow_links_is_not_ready_and_the_others_serve(parts: Parts, 
 
     parts.worker("prefill", *small, "--kv-require", "shm", "--kv-path", "message")
     wait_for(lambda: parts.complete()[0] == 200, 200.0, "the worker with a fast link serves")
-    workers = sorted(parts.links(), key=lambda worker: (str(worker["role"]), str(worker["state"])))
-    states = [(worker["role"], worker["state"]) for worker in workers]
-    assert states == [("decode", "ready"), ("prefill", "ready"), ("prefill", "starting")]
+    states = [("decode", "ready"), ("prefill", "ready"), ("prefill", "starting")]
+    wait_for(lambda: sorted(map(state_of, parts.links())) == states, 200.0, "bootstrap has heard of it")
+    workers = sorted(parts.links(), key=state_of)
     (link,) = [each for each in workers[1]["links"] if each["peer"] == workers[0]["instance_id"]]
     assert (link["state"], link["path"], [test["path"] for test in link["tests"]]) == ("up", "message", ["message"])
     schedulers = parts.schedulers()

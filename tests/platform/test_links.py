@@ -54,6 +54,10 @@ def scrape(address: str) -> dict[str, float]:
 
 
 def test_every_link_is_shown_from_both_ends(platform: Platform, wait_for: Any) -> None:
+    def ends() -> int:
+        return sum(len(worker["links"]) for worker in json.loads(links(platform, "--json").stdout))
+
+    wait_for(lambda: ends() == 6, 200.0, "links of all three workers with each other")
     wait_for(lambda: links(platform, "--json").returncode == 0, 200.0, "every link is up")
     workers = json.loads(links(platform, "--json").stdout)
     peers = {

@@ -30,6 +30,7 @@ from diptych.common.build_info import register_certificate_expiry
 from diptych.common.members.roles import WORKER_ROLES
 from diptych.common.trust.tls import Tls
 from diptych.v1 import bootstrap_pb2, worker_pb2, worker_pb2_grpc
+from diptych.v1.bootstrap_pb2 import ROLE_DECODE
 
 Platform = Any  # the fixture's class: test helpers can't be imported
 
@@ -79,7 +80,7 @@ class Watched:
             samples = self.now()
             return samples if condition(samples) else None
 
-        self.scrapes.append(Scrape(STEP_S * len(self.scrapes), self.wait_for(good, 60.0, what)))
+        self.scrapes.append(Scrape(STEP_S * len(self.scrapes), self.wait_for(good, 200.0, what)))
 
     def serve(self, count: int = 24, at_once: int = 4) -> None:
         prompts = [SHARED[: 100 * (number % 8)] + f"and number {number}" for number in range(count)]
@@ -119,10 +120,9 @@ class Watched:
         busiest: bootstrap_pb2.Instance = max(workers, key=lambda each: each.open_rooms).instance
         return busiest
 
-    def drain(self, deadline_s: float) -> None:
-        address = self.busiest(bootstrap_pb2.ROLE_DECODE).metrics_address
+    def drain(self, worker: bootstrap_pb2.Instance, deadline_s: float) -> None:
         headers = dict(self.platform.trust().metadata())
-        url = f"http://{address}/drain?deadline_s={deadline_s}"
+        url = f"http://{worker.metrics_address}/drain?deadline_s={deadline_s}"
         with urllib.request.urlopen(urllib.request.Request(url, method="POST", headers=headers), timeout=200) as answer:
             assert answer.status == 202
 
@@ -183,13 +183,15 @@ def live(seen: Watched) -> None:
     seen.wait_for(seen.crowd, 200.0, "somebody is turned away")
     seen.call_without_token()
     seen.scrape()
-    seen.while_streams_run(lambda: seen.platform.kill("decode"))
+    seen.while_streams_run(lambda: seen.platform.process_of("decode", seen.busiest(ROLE_DECODE)).kill())
     seen.scrape_when(lambda now: total(now, "diptych_router_retries_total") > 0, "attempts have failed")
     seen.wait_for(lambda: all_linked(seen.now()), 200.0, "the successor is linked")
 
     def drain() -> None:
-        seen.drain(2.0)
+        leaving = seen.busiest(ROLE_DECODE)
+        seen.drain(leaving, 200.0)
         seen.scrape_when(lambda now: total(now, "diptych_worker_drain_requests_left") > 0, "a worker drains")
+        seen.drain(leaving, 0.0)
 
     seen.while_streams_run(drain)
     seen.scrape_when(lambda now: total(now, "diptych_router_handed_back_total") > 0, "requests were handed back")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import psutil
 import pytest
 
 from diptych.engine import Engine, SamplingParams
@@ -144,16 +143,6 @@ def busiest(platform: Platform) -> Any:
     return most if most is not None and most.open_rooms >= NUM_PROMPTS // 2 else None
 
 
-def process_of(platform: Platform, worker: Any) -> psutil.Process:
-    port = int(worker.instance.address.rpartition(":")[2])
-    processes: list[psutil.Process] = platform.components("decode")
-    return next(
-        each
-        for each in processes
-        if port in {found.laddr.port for found in each.net_connections("tcp") if found.status == psutil.CONN_LISTEN}
-    )
-
-
 def test_workers_that_only_decode_give_each_other_outputs(decoding: Platform, answers: list[list[int]]) -> None:
     with ThreadPoolExecutor(NUM_PROMPTS) as pool:
         assert [future.result()[0] for future in asked(decoding, pool)] == answers
@@ -177,7 +166,7 @@ def test_a_drain_between_workers_that_only_decode_loses_nothing_whoever_is_kille
     wait_for(lambda: num_linked(decoding, 2) == 3, 200.0, "links, also of whoever was started again")
     giver = drained(decoding, answers, wait_for, victim)
     if victim != "giver":  # else it is there again already
-        process = process_of(decoding, giver)
+        process = decoding.process_of("decode", giver.instance)
         process.kill()
         process.wait()  # or the next one finds it still alive, and then gone
 
@@ -195,7 +184,8 @@ def drained(platform: Platform, answers: list[list[int]], wait_for: Callable[...
         futures = asked(platform, pool)
         giver = wait_for(lambda: busiest(platform), 200.0, "most outputs are made by one")
         taker = wait_for(lambda: other(platform, giver), 200.0, "the other one is there, too")
-        killed = process_of(platform, giver if victim == "giver" else taker) if victim else None
+        dying = giver if victim == "giver" else taker
+        killed = platform.process_of("decode", dying.instance) if victim else None
         begun = count(platform, "moves_begun")
         platform.drain(giver.instance, deadline_s=200.0)
         if killed is not None:

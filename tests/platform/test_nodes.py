@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,33 +15,48 @@ import psutil
 import pytest
 from greedy_streams import greedy_stream
 
+from diptych.common.lifecycle import PARENT_PID_VARIABLE
 from diptych.common.members.roles import Role
+from diptych.common.net.ports import free_port
 from diptych.common.net.rpc import open_sync_channel
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.admin_pb2 import SetRoleRequest
 from diptych.v1.admin_pb2_grpc import WorkerAdminStub
 
 Platform = Any
+DEEP = pytest.mark.skipif(not os.environ.get("DIPTYCH_DEEP_CHECKS"), reason="the nodes of heads do the same")
 PROMPTS = [[first, *range(20 * first)] for first in range(1, 5)]  # two for each group, where all go on one then
 NUM_TOKENS = 150  # of a few ms each: a stream that has begun runs for a while
 
 
+@pytest.fixture(
+    scope="module",
+    params=["tiny_folder", pytest.param("tiny_latent_experts_folder", marks=DEEP)],
+    ids=["heads", "latents and experts"],
+)
+def folder(request: pytest.FixtureRequest) -> Path:
+    """A fixture makes its model."""
+    path: Path = request.getfixturevalue(request.param)
+    return path
+
+
 @pytest.fixture(scope="module")
-def platform(start_shared: Callable[..., Platform], tiny_folder: Path, wait_until: Callable[..., Any]) -> Platform:
+def platform(start_shared: Callable[..., Platform], folder: Path, wait_until: Callable[..., Any]) -> Iterator[Platform]:
     sizes = ("--unified", "2", "--nodes", "2", "--threads", "1")
     variables = {"DIPTYCH_KV_CACHE_MIB": "8", "DIPTYCH_POLICY": "least_load"}
-    running = start_shared(prefill=0, decode=0, options=("--model", str(tiny_folder), *sizes), **variables)
+    running = start_shared(prefill=0, decode=0, options=("--model", str(folder), *sizes), **variables)
     wait_until(lambda: len(groups(running)) == 2, 200.0, "both groups are ready")
-    return running
+    yield running
+    running.stop()  # before the next model has one
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_folder: Path) -> list[list[int]]:
+def expected(folder: Path) -> list[list[int]]:
     """One process, one rank, another implementation."""
     import torch
     import transformers
 
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     outputs = []
     for prompt in PROMPTS:
         tokens = torch.tensor([prompt])
@@ -121,7 +138,7 @@ def test_a_rank_that_freezes_on_another_node_costs_no_request_and_its_group_goes
             rank.resume()
     wait_until(lambda: "the scheduler answers again" in platform.log.read_text(), 200.0, "it computes again")
     platform.assert_clean()
-    assert set(groups(platform)) == set(before)
+    wait_until(lambda: set(groups(platform)) == set(before), 200.0, "both groups are ready")
 
 
 def test_a_lost_node_ends_its_group_and_streams_go_on_elsewhere(
@@ -142,20 +159,46 @@ def test_a_lost_node_ends_its_group_and_streams_go_on_elsewhere(
     platform.assert_clean()
 
 
-def test_a_node_that_is_told_to_stop_drains_its_group_and_streams_end_well(
+def test_a_group_is_rolled_out_beside_the_old_one_which_drains_and_takes_over_when_a_leader_is_killed(
     platform: Platform, expected: list[list[int]], wait_until: Callable[..., Any]
 ) -> None:
-    """The last test: `diptych up` does not start again what was told to stop."""
+    """The last test: `diptych up` does not start again what was told to stop. The new group is cut otherwise."""
     leaving, staying = groups(platform).values()
     nodes = [node_of(platform, leaving, node) for node in (0, 1)]
-    with streams(platform, wait_until) as answers:
-        nodes[1].terminate()
-        assert [answer.result() for answer in answers] == expected
-    wait_until(lambda: not any(map(is_running, nodes)), 200.0, "both nodes have ended")
-    assert set(groups(platform)) == {staying.instance_id}
-    assert platform.log.read_text().count("told to stop: so is the group") == 1
-    assert greedy_stream(platform, PROMPTS[0], NUM_TOKENS) == expected[0]
-    platform.assert_clean()
+    with another_group(platform, leaving, "--tp", "1", "--pp", "2", "--page-size", "8"):
+        wait_until(lambda: len(groups(platform)) == 3, 200.0, "old and new serve beside each other")
+        (new,) = set(groups(platform)) - {leaving.instance_id, staying.instance_id}
+        with streams(platform, wait_until) as answers:
+            nodes[1].terminate()
+            assert [answer.result() for answer in answers] == expected
+        wait_until(lambda: not any(map(is_running, nodes)), 200.0, "both nodes have ended")
+        assert set(groups(platform)) == {staying.instance_id, new}
+        assert platform.log.read_text().count("told to stop: so is the group") == 1
+        leader, other = (node_of(platform, staying, node) for node in (0, 1))
+        ranks = [rank for node in (leader, other) for rank in node.children()]
+        with streams(platform, wait_until) as answers:
+            leader.kill()
+            wait_until(lambda: staying.instance_id not in groups(platform), 200.0, "the group is no member")
+            assert [answer.result() for answer in answers] == expected
+        wait_until(lambda: not any(map(is_running, [other, *ranks])), 200.0, "nothing of it goes on")
+        assert greedy_stream(platform, PROMPTS[0], NUM_TOKENS) == expected[0]
+        platform.assert_clean()
+
+
+@contextlib.contextmanager
+def another_group(platform: Platform, like: Any, *options: str) -> Iterator[None]:
+    """Start the nodes of a group by the commands of one that runs, but for these options."""
+    leader = f"127.0.0.1:{free_port()}"
+    with contextlib.ExitStack() as stack:
+        for node in (0, 1):
+            running = node_of(platform, like, node)
+            command = [leader if word == like.address else word for word in running.cmdline()]
+            variables = {**running.environ(), PARENT_PID_VARIABLE: str(os.getpid())}
+            log = stack.enter_context(platform.log.with_name(f"node{node}").open("wb"))
+            process = subprocess.Popen([*command, *options], env=variables, stdout=log, stderr=log)
+            stack.callback(process.wait, 200)
+            stack.callback(process.terminate)
+        yield
 
 
 def is_running(process: psutil.Process) -> bool:

@@ -35,7 +35,8 @@ def cached_pages(platform: Platform, role: bootstrap_pb2.Role) -> int:
 
 
 def router_knows(platform: Platform, role: bootstrap_pb2.Role, name: str) -> bool:
-    return metric(platform, "diptych_router_cached_pages", name) == cached_pages(platform, role)
+    is_in_sync = metric(platform, "diptych_router_kv_in_sync", name) == 1
+    return is_in_sync and metric(platform, "diptych_router_cached_pages", name) == cached_pages(platform, role)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,6 @@ def test_evicted_prefixes_come_back_from_host_memory_and_the_router_follows(
         assert status.host_pages_saved >= status.host_pages_restored > 0
     small.assert_clean()
     for role, name in ((bootstrap_pb2.ROLE_PREFILL, "prefill"), (bootstrap_pb2.ROLE_DECODE, "decode")):
-        assert metric(small, "diptych_router_kv_in_sync", name) == 1
         wait_for(partial(router_knows, small, role, name), 200.0, "the router knows all pages")
 
     pages_sent = sum(status.pages_sent for status in small.statuses())

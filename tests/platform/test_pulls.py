@@ -84,9 +84,9 @@ def test_of_twenty_turns_prefill_computes_what_is_new(platform: Platform) -> Non
 def test_answers_are_right_when_a_holder_is_killed_while_others_pull_from_it(
     platform: Platform, wait_for: Callable[..., Any]
 ) -> None:
+    lent = sum_lent(platform)
     with ThreadPoolExecutor(6) as pool:
         chats = [pool.submit(chat, platform, number, 8) for number in range(1, 7)]
-        lent = sum(status.pages_lent for status in platform.statuses())
         wait_for(lambda: sum_lent(platform) > lent, 200.0, "somebody pulls")
         platform.kill("decode")
         assert all(len(each.result()[0]) == 8 for each in chats)

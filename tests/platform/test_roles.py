@@ -105,10 +105,16 @@ def test_unified_workers_serve_each_other_and_each_alone(
 ) -> None:
     platform = start(0, 0, 2)
     wait_for(lambda: all(len(each.instance.load.linked_instances) == 1 for each in platform.statuses()), 200.0, "links")
-    together = ask_all(platform, answers)
-    flows = {(seen["prefill_instance"], seen["decode_instance"]) for seen in together}
     first, second = sorted(f"{instance_id:016x}" for instance_id in pages(platform))
-    assert {(first, second), (second, first)} <= flows <= {(p, d) for p in (first, second) for d in (first, second)}
+    together: list[Any] = []
+
+    def flows() -> set[tuple[str, str]]:
+        """How requests have gone, with some more: if they are slow to come, one by one, a few tell little."""
+        together.extend(ask_all(platform, answers))
+        return {(seen["prefill_instance"], seen["decode_instance"]) for seen in together}
+
+    wait_for(lambda: {(first, second), (second, first)} <= flows(), 200.0, "each serves the other")
+    assert flows() <= {(p, d) for p in (first, second) for d in (first, second)}
     moved = [seen for seen in together if seen["prefill_instance"] != seen["decode_instance"]]
     assert all(seen["whole"] and seen["prefill_kv_digest"] == seen["decode_kv_digest"] for seen in moved)
     assert all(seen["pages_moved"] + seen["decode_cached_tokens"] for seen in moved)

@@ -71,6 +71,11 @@ def compats(platform: Platform) -> dict[int, str]:
     return {instance.instance_id: instance.compat for instance in platform.instances() if instance.compat}
 
 
+def told(platform: Platform, field: str) -> set[str]:
+    """What workers say of themselves at bootstrap, which may hear of it later than routers."""
+    return {getattr(each, field) for each in platform.instances() if each.compat}
+
+
 def update(platform: Platform, model: Path, *options: str) -> subprocess.CompletedProcess[str]:
     address = f"127.0.0.1:{platform.bootstrap_port}"
     command = [sys.executable, "-m", "diptych.cli", "update-weights", str(model), "--bootstrap", address, *options]
@@ -90,7 +95,12 @@ def two_pairs(start_shared: Callable[..., Platform], tiny_folder: Path) -> Platf
 
 
 def test_a_running_platform_gets_other_weights_and_back(
-    pair: Platform, tiny_folder: Path, other: Path, before: list[int], after: list[int]
+    pair: Platform,
+    tiny_folder: Path,
+    other: Path,
+    before: list[int],
+    after: list[int],
+    wait_until: Callable[..., Any],
 ) -> None:
     platform = pair
     assert before != after
@@ -102,16 +112,16 @@ def test_a_running_platform_gets_other_weights_and_back(
     platform.wait_until_ready()
     assert output(platform) == after  # nothing of the old cache is used
     assert platform.model_id() == "other"
+    wait_until(lambda: told(platform, "model_id") == {"other"}, 200.0, "members say so, too")
     renamed = compats(platform)
     assert renamed.keys() == instances.keys()
     assert set(renamed.values()).isdisjoint(instances.values())
-    assert {instance.model_id for instance in platform.instances() if instance.compat} == {"other"}
 
     done = update(platform, tiny_folder, "--in-place", "--version", "step 8")
     assert done.returncode == 0, done.stderr
     platform.wait_until_ready()
     assert output(platform) == before
-    assert {instance.weights_version for instance in platform.instances() if instance.compat} == {"step 8"}
+    wait_until(lambda: told(platform, "weights_version") == {"step 8"}, 200.0, "members say so, too")
     assert set(compats(platform).values()) == set(instances.values()), "they are what they were"
     platform.assert_clean()
 
@@ -131,7 +141,13 @@ def call(platform: Platform, worker: Any, path: str, fields: Any = None, body: b
 
 
 def test_a_trainer_gives_tensors_in_portions_while_generation_is_paused(
-    pair: Platform, tiny_folder: Path, other: Path, tmp_path: Path, before: list[int], after: list[int]
+    pair: Platform,
+    tiny_folder: Path,
+    other: Path,
+    tmp_path: Path,
+    before: list[int],
+    after: list[int],
+    wait_until: Callable[..., Any],
 ) -> None:
     """Prefill takes them from files, in two portions; decode as the body of a call, in one."""
     platform = pair
@@ -167,7 +183,7 @@ def test_a_trainer_gives_tensors_in_portions_while_generation_is_paused(
     assert output(platform) == after
     for worker in (prefill, decode):
         assert call(platform, worker, "/resume_memory_occupation", {})[0] == 409, "nothing was released"
-    assert len(set(compats(platform).values())) == 1, "however the tensors came, they are the same weights"
+    wait_until(lambda: len(told(platform, "compat")) == 1, 200.0, "however the tensors came, the weights are the same")
     assert update(platform, tiny_folder, "--in-place").returncode == 0
     platform.wait_until_ready()
     assert output(platform) == before

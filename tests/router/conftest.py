@@ -326,7 +326,7 @@ class Cluster:
         if self._pooling is not None:
             num_pairs = sum(role.serves(LegKind.POOL) for role in roles)
         async with asyncio.timeout(TIMEOUT_S):
-            others = [served.fleet for served in self.router.served[1:]]
+            others = [served.fleet for served in self.router.serving.served[1:]]
             while not (
                 len(self.router.fleet.pairs()) >= num_pairs
                 and sum(session.is_open for session in self.router.fleet.sessions()) >= len(own)  # without a pair, too

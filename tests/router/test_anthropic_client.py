@@ -161,10 +161,9 @@ def test_a_body_that_is_too_long_has_its_own_error(client: anthropic.Anthropic) 
         create(client, messages=[{"role": "user", "content": "x" * 200_000}])
 
 
-def test_a_client_that_leaves_ends_both_legs(client: anthropic.Anthropic, cluster: Cluster) -> None:
-    cluster.script, cluster.decode().step_s = "x" * 500, 0.01
+def test_a_client_that_leaves_ends_both_legs(client: anthropic.Anthropic, cluster: Cluster, hang: Any) -> None:
+    cluster.script, cluster.decode().faults = "x" * 500, [hang(10)]
     with client.messages.stream(model="tiny", max_tokens=500, messages=HELLO) as running:
         next(running.text_stream)
         room = cluster.decode().started[-1].room
-    cluster.decode().step_s = 0.0
     cluster.wait_for(lambda: room in cluster.decode().aborted)

@@ -223,7 +223,7 @@ def test_a_caller_over_its_limit_takes_nobodys_place_in_line_and_a_refusal_costs
     running = cluster.connect(headers=bearer("a-key"))
     cluster.wait_for(lambda: cluster.decode().started)
     waiting = cluster.connect(headers=bearer("o-key"))
-    cluster.wait_until(lambda: cluster.router.admission.num_waiting == 1)
+    cluster.wait_until(lambda: cluster.router.serving.shared.admission.num_waiting == 1)
     refusals = []
     for key, priority in (("a-key", 9), ("b-key", 0), ("b-key", 0), ("b-key", 0)):
         status, answer = cluster.post("/v1/completions", {"prompt": "p", "priority": priority}, bearer(key))
@@ -256,7 +256,7 @@ HALF_SENT = (
 def test_the_bodies_of_one_key_leave_memory_to_others(start_cluster: Callable[..., Cluster], keys: Path) -> None:
     """With bodies of 200,000 bytes at most a key may hold 3,200,000 of them: 21 of these, and no 22nd."""
     cluster = start_cluster(api_keys_file=keys, max_body_bytes=200_000)
-    budget = cluster.router.budget
+    budget = cluster.router.serving.budget
     with ExitStack() as stack:
         for at in range(21):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", cluster.router.http.port), 200))

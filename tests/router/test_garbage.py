@@ -53,7 +53,7 @@ def leaving_nothing(cluster: Cluster) -> Iterator[None]:
     gc.set_debug(gc.DEBUG_SAVEALL)  # what is found meanwhile is kept, too
     try:
         yield
-        cluster.wait_until(lambda: not cluster.router.admission.num_open)
+        cluster.wait_until(lambda: not cluster.router.serving.shared.admission.num_open)
         cluster.wait_for(lambda: not any(worker.running for worker in cluster.workers))
         cluster.call(asyncio.sleep(0))
         gc.collect()

@@ -163,7 +163,7 @@ def test_all_models_are_listed_and_each_is_shown(cluster: Cluster) -> None:
 def test_no_pair_has_workers_of_two_models_though_all_are_linked_on_equal_terms(cluster: Cluster) -> None:
     models = {worker.instance.instance_id: worker.instance.model_id for worker in cluster.workers}
     assert len({worker.instance.compat for worker in cluster.workers}) == 1
-    tiny, other = cluster.router.served[0].fleet, cluster.router.served[1].fleet
+    tiny, other = cluster.router.serving.served[0].fleet, cluster.router.serving.served[1].fleet
     session = tiny.session(cluster.prefill().instance.instance_id)
     assert cluster.decode(1).instance.instance_id in session.view().linked, "of the other model"
     for fleet, model in ((tiny, "tiny"), (other, "other")):
@@ -173,7 +173,7 @@ def test_no_pair_has_workers_of_two_models_though_all_are_linked_on_equal_terms(
 
 def test_what_is_learned_of_one_model_is_not_expected_of_another(start_cluster: Start) -> None:
     cluster = start_cluster(further={"other": None})
-    first, second = (served.fleet.estimates for served in cluster.router.served)
+    first, second = (served.fleet.estimates for served in cluster.router.serving.served)
     before = first.output_len
     assert second.output_len == before
     assert cluster.post("/v1/completions", {"prompt": "p", "model": "other", "max_tokens": 3})[0] == 200
@@ -205,7 +205,7 @@ def test_a_session_is_of_one_model_and_waits_for_room_in_its_workers_pools(clust
     for worker in cluster.workers:
         worker.instance.load.total_pages = pages.get(worker.instance.model_id, 0)
         cluster.report_load(worker, worker.instance.load)
-    tiny, other, _ = cluster.router.desk.doors
+    tiny, other, _ = cluster.router.serving.desk.doors
     cluster.wait_until(lambda: tiny.capacity_tokens == 2 * other.capacity_tokens > 0)
 
     def opened(name: str, **fields: Any) -> Any:
@@ -215,7 +215,7 @@ def test_a_session_is_of_one_model_and_waits_for_room_in_its_workers_pools(clust
     assert opened("a", model="tiny", wait_s=100) == (200, "a")
     assert opened("b", model="other", wait_s=100) == (200, "b")
     assert opened("c", model="other", wait_s=0.001)[0] == 503
-    assert [door.line.num_in for door in cluster.router.desk.doors] == [1, 1, 0]
+    assert [door.line.num_in for door in cluster.router.serving.desk.doors] == [1, 1, 0]
     assert opened("a", model="other", wait_s=100)[0] == 400, "it is open for another model"
     assert opened("d")[1]["error"]["message"] == UNNAMED
     assert opened("d", model="none")[1]["error"]["message"] == UNKNOWN
@@ -243,7 +243,7 @@ def test_a_model_without_workers_answers_503_while_the_others_serve(start_cluste
     everybody = list(cluster.workers)
     others = [worker for worker in everybody if worker.instance.model_id == "other"]
     cluster.publish(*[worker for worker in everybody if worker not in others])
-    cluster.wait_until(lambda: not cluster.router.served[1].fleet.pairs())
+    cluster.wait_until(lambda: not cluster.router.serving.served[1].fleet.pairs())
     status, answer = cluster.post("/v1/completions", {"prompt": "p", "model": "other"})
     assert status == 503
     assert "no prefill worker for other is usable: none is registered" in answer["error"]["message"]
@@ -298,7 +298,7 @@ def test_lines_of_a_model_without_workers_do_not_stop_a_batch(
     cluster = start_cluster(further={"other": None}, batch_store=str(tmp_path), pair_wait_s=0.0)
     everybody = list(cluster.workers)
     cluster.publish(*[worker for worker in everybody if worker.instance.model_id == "tiny"])
-    cluster.wait_until(lambda: not cluster.router.served[1].fleet.pairs())
+    cluster.wait_until(lambda: not cluster.router.serving.served[1].fleet.pairs())
     lines = [
         {"custom_id": f"{number}", "method": "POST", "url": "/v1/completions", "body": {"model": model, "prompt": "p"}}
         for number, model in enumerate(["other"] * 17 + ["tiny"])
@@ -321,11 +321,11 @@ def test_a_batch_s_lines_heed_the_workers_of_their_own_model_only(start_cluster:
     cluster = start_cluster(further={"other": None})
     tiny, other = ([each for each in cluster.workers if each.instance.model_id == name] for name in ("tiny", "other"))
     served, pipelines = (
-        cluster.router.served,
-        Models([each.pipeline for each in cluster.router.served], cluster.router.desk),
+        cluster.router.serving.served,
+        Models([each.pipeline for each in cluster.router.serving.served], cluster.router.serving.desk),
     )
     watched = [batches_wiring.Watched(each.fleet, each.in_flight) for each in served]
-    watcher = batches_wiring.Watcher(watched, cluster.router.admission, 8)
+    watcher = batches_wiring.Watcher(watched, cluster.router.serving.shared.admission, 8)
     idle = Busy(0, 0, 8, 0, 0, 0, num_prefill=1, free_share=1.0, is_cold=False)
     numbers = [batches_wiring.number_of(pipelines, name) for name in ("tiny", "other", "none", "")]
     assert numbers == [0, 1, batches_wiring.NO_MODEL, batches_wiring.NO_MODEL]
@@ -348,7 +348,7 @@ def test_an_adapter_that_only_some_workers_of_a_model_have_can_be_unloaded(start
     assert keeps_it.instance.model_id == "other"
     keeps_it.instance.loras.add(name="sql", fingerprint="/sql")
     cluster.publish(*cluster.workers)
-    assert "sql" not in cluster.router.served[1].fleet.adapters()
+    assert "sql" not in cluster.router.serving.served[1].fleet.adapters()
     load = {"lora_name": "sql", "lora_path": "/sql"}
     status, answer = cluster.post("/v1/load_lora_adapter", {**load, "base_model_name": "tiny"})
     assert (status, answer["error"]["param"]) == (400, "lora_name")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -16,28 +15,34 @@ Cluster = Any
 
 EOS = 256
 SCRIPT = "It was a bright cold day in April, and the clocks were striking thirteen."
+NUM_MADE = 40  # tokens, before whoever makes an output stands still, until it is to move or to go on
 ASKED = {"stream": True, "max_tokens": 100, "logprobs": 2, "stream_options": {"include_usage": True}}
 
 
 @pytest.fixture
-def cluster(start_cluster: Callable[..., Cluster]) -> Cluster:
-    """Two workers that do both; the first of them makes the output, slowly."""
+def cluster(start_cluster: Callable[..., Cluster], hang: Any) -> Cluster:
+    """Two workers that do both; the first of them makes the output, and stands still in the middle of it."""
     started = start_cluster(prefill=0, decode=0, unified=2, policy="round_robin")
     started.script = SCRIPT
-    for worker in started.workers:
-        worker.step_s = 0.01
+    stand_still(started.workers, hang)
     return started
 
 
+def stand_still(workers: Iterable[Any], hang: Any) -> None:
+    """Have no output end before it has moved, however late it is told to. No leg for a prompt is so long."""
+    for worker in workers:
+        worker.faults = [hang(NUM_MADE)]
+
+
 def running(cluster: Cluster) -> tuple[Any, Any, Any]:
-    """Return the request that runs, once it can move, its worker, and another one."""
+    """Return the request that runs, once it can move, its worker, and another one. No other leg will stand still."""
     found = cluster.router.dispatcher.running
-    deadline = time.monotonic() + 30
-    while not (found and (output := next(iter(found)).output())):
-        assert time.monotonic() < deadline, "it never ran"
-        time.sleep(0.002)
-    old, new, *_ = sorted(cluster.workers, key=lambda worker: worker.instance.instance_id != output.worker_id)
-    return next(iter(found)), old, new
+    cluster.wait_until(lambda: found and next(iter(found)).output())
+    request = next(iter(found))
+    old, new, *_ = sorted(cluster.workers, key=lambda worker: worker.instance.instance_id != request.output().worker_id)
+    for worker in cluster.workers:
+        worker.faults.clear()
+    return request, old, new
 
 
 def move(cluster: Cluster, request: Any, target: Any) -> None:
@@ -81,12 +86,11 @@ def test_a_stream_goes_on_elsewhere_without_a_gap(cluster: Cluster) -> None:
     assert leg.sampling.max_tokens == 100 - leg.num_prior_output_tokens
 
 
-def test_its_new_worker_hears_who_computed_its_prompt(start_cluster: Callable[..., Cluster]) -> None:
+def test_its_new_worker_hears_who_computed_its_prompt(start_cluster: Callable[..., Cluster], hang: Any) -> None:
     cluster = start_cluster(prefill=1, decode=2)
     cluster.script = SCRIPT
     [prefill, *decode] = cluster.workers
-    for worker in decode:
-        worker.step_s = 0.01
+    stand_still(decode, hang)
     with cluster.ask(**ASKED) as answer:
         request, old, _ = running(cluster)
         [new] = {*decode} - {old}
@@ -117,6 +121,8 @@ def test_a_worker_that_refuses_keeps_its_request(cluster: Cluster, fail: Any) ->
         request, old, new = running(cluster)
         old.faults.append(fail(0, 6))
         move(cluster, request, new)
+        cluster.wait_for(lambda: not old.faults)
+        cluster.release(old)
         text, _, _ = read(answer)
     assert text == SCRIPT
     assert [metric(cluster, name) for name in ("moves", "moves_begun", "replays")] == [0, 1, 0]
@@ -151,7 +157,6 @@ def test_a_client_that_leaves_meanwhile_has_all_legs_aborted(cluster: Cluster) -
 def test_a_late_worker_gives_its_outputs_away_by_itself(cluster: Cluster) -> None:
     """It says that a step takes longer than the output allows; the other one says that it has time."""
     for worker in cluster.workers:
-        worker.step_s = 0.04
         worker.instance.load.output_step_s = 0.005
         worker.instance.load.context_token_s = 1e-6
     with cluster.ask(**ASKED, slo={"tpot_ms": 20, "ttft_ms": 1000}) as answer:

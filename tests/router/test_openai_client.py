@@ -151,9 +151,11 @@ def test_a_seed_fixes_the_output_and_none_leaves_it_open(client: openai.OpenAI, 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_ends_the_text_and_both_legs(client: openai.OpenAI, cluster: Cluster, stream: bool) -> None:
+def test_a_stop_string_ends_the_text_and_both_legs(
+    client: openai.OpenAI, cluster: Cluster, stream: bool, hang: Any
+) -> None:
     cluster.script = "one two three " * 20
-    cluster.decode().step_s = 0.002
+    cluster.decode().faults = [hang(40)]  # it has not ended when it is told to
     answer: Any = client.completions.create(model="tiny", prompt="p", stop=[" thr", "x"], stream=stream)
     choices = [chunk.choices[0] for chunk in answer] if stream else [answer.choices[0]]
     assert "".join(choice.text for choice in choices) == "one two"

@@ -249,9 +249,11 @@ def test_a_pathological_stop_expression_is_searched_for_like_any_other(client: o
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_expression_ends_the_text_and_both_legs(client: openai.OpenAI, cluster: Cluster, stream: bool) -> None:
+def test_a_stop_expression_ends_the_text_and_both_legs(
+    client: openai.OpenAI, cluster: Cluster, stream: bool, hang: Any
+) -> None:
     cluster.script = "one two three " * 20
-    cluster.decode().step_s = 0.002
+    cluster.decode().faults = [hang(40)]  # it has not ended when it is told to
     extra = {"stop_regex": [r" th\w+e", "never"], "min_tokens": 3}
     answer: Any = client.completions.create(model="tiny", prompt="p", stream=stream, extra_body=extra)
     choices = [chunk.choices[0] for chunk in answer] if stream else [answer.choices[0]]

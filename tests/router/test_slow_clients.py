@@ -47,7 +47,7 @@ def asked(cluster: Cluster, **fields: Any) -> Iterator[socket.socket]:
 
 
 def running(cluster: Cluster) -> int:
-    return int(cluster.router.admission.num_running)
+    return int(cluster.router.serving.shared.admission.num_running)
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -70,7 +70,8 @@ def test_a_client_that_never_reads_is_cut_off_and_others_are_served_meanwhile(cl
         cluster.wait_until(lambda: running(cluster) == 1)
         assert cluster.complete(max_tokens=3)["text"] == "xxx"
         cluster.wait_until(lambda: running(cluster) == 0)
-    assert 'requests_total{api="completions",outcome="disconnected"} 1.0' in cluster.get("/metrics")[1]
+    counted = 'requests_total{api="completions",outcome="disconnected"} 1.0'
+    cluster.wait_until(lambda: counted in cluster.get("/metrics")[1])
 
 
 @pytest.fixture
@@ -98,7 +99,8 @@ def test_a_grpc_client_that_never_reads_is_cut_off_too(cluster: Cluster) -> None
         cluster.wait_until(lambda: running(cluster) == 1)
         assert cluster.complete(max_tokens=3)["text"] == "xxx"
         cluster.wait_until(lambda: running(cluster) == 0)
-        assert 'requests_total{api="grpc",outcome="deadline"} 1.0' in cluster.get("/metrics")[1]
+        counted = 'requests_total{api="grpc",outcome="deadline"} 1.0'
+        cluster.wait_until(lambda: counted in cluster.get("/metrics")[1])
         call.cancel()
 
 

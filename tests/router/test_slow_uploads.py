@@ -70,7 +70,8 @@ def test_such_a_request_is_counted_as_one_whose_client_left(cluster: Cluster) ->
     with connected(cluster) as connection:
         connection.sendall(HEAD % (b"/generate", 100) + HALF)
         read_until_closed(connection)
-    assert 'requests_total{api="generate",outcome="disconnected"} 1.0' in cluster.get("/metrics")[1]
+    counted = 'requests_total{api="generate",outcome="disconnected"} 1.0'
+    cluster.wait_until(lambda: counted in cluster.get("/metrics")[1])
 
 
 def test_a_body_that_comes_byte_by_byte_is_answered_with_408_once_the_request_took_too_long(start_cluster: Any) -> None:

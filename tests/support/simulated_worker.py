@@ -18,6 +18,7 @@ import numpy as np
 from simulated_admin import SimulatedAdmin
 
 from diptych.common.members.roles import WORKER_ROLES, LegKind, leg_kind
+from diptych.common.net.ports import free_port
 from diptych.common.net.rpc import listen, new_server
 from diptych.common.refusals import Refusals
 from diptych.common.trust.trust import INSECURE
@@ -100,6 +101,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         self._server = new_server(INSECURE, Refusals())
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
         admin_pb2_grpc.add_WorkerAdminServicer_to_server(self.admin, self._server)
+        port = port or free_port()  # nobody else gets it while this one is stopped
         self.instance.address = f"127.0.0.1:{listen(self._server, '127.0.0.1', port, INSECURE)}"
         await self._server.start()
 

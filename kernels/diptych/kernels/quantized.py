@@ -90,9 +90,14 @@ class QuantizedArray:
         mins = None if self.mins is None else self.mins[index]
         return QuantizedArray(self.code, self.codes[index], scales, mins, self.group)
 
+    @property
+    def unit(self) -> int:
+        """How many neighbouring columns can't be parted: they share a scale, or a byte."""
+        return self.group or (NIBBLES if self.code in FOUR_BITS else 1)
+
     def columns(self, start: int, end: int) -> QuantizedArray:
         """Return the columns `[start, end)`. Raises `ConfigError` where that would divide a group, or a byte."""
-        width, unit = self.codes.shape[1], self.group or (NIBBLES if self.code in FOUR_BITS else 1)
+        width, unit = self.codes.shape[1], self.unit
         if start % unit or (end % unit and end != width):
             raise ConfigError(
                 f"columns {start} to {end} of {width} divide a group of {unit} that {self.code} codes share: "

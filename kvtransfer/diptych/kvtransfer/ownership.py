@@ -70,6 +70,7 @@ TRANSITIONS: Final[Mapping[tuple[PageState, Operation], PageState]] = {
 }
 NEEDS_NO_PIN: Final = frozenset({Operation.RELEASE, Operation.UNCACHE, Operation.BEGIN_IMPORT})
 NEEDS_A_PIN: Final = frozenset({Operation.UNPIN})
+KEEPS_STATE: Final = frozenset({Operation.PIN, Operation.UNPIN})  # every other operation leads to one state
 
 _NO_STATE, _NO_ENTRY = 126, 127  # the state of the null page, and what follows a state that allows no such move
 _FEW: Final = 32  # pages: of fewer a set is sooner made than arrays
@@ -209,25 +210,27 @@ class PagePool:
         wrong = _NO_ENTRY in after or (operation in NEEDS_A_PIN and not self._pins.take(pages).all())
         if wrong or (self._num_pins and operation in NEEDS_NO_PIN and np.count_nonzero(self._pins.take(pages))):
             self._refuse(operation, pages, np.frombuffer(after, np.int8))
-        self._state.put(pages, np.frombuffer(after, np.int8))
+        if operation not in KEEPS_STATE:
+            self._state.put(pages, after[0])
         return pages
 
     def _free_pages(self, operation: Operation, pages: Pages) -> None:
-        pages = self._apply(operation, pages)
-        self._free[self._num_free : self._num_free + len(pages)] = pages[::-1]
-        self._num_free += len(pages)
+        if num_pages := len(self._apply(operation, pages)):
+            self._free[self._num_free : self._num_free + num_pages] = pages[::-1]
+            self._num_free += num_pages
 
     def _states_of(self, pages: Pages) -> npt.NDArray[np.int8]:
         """Return the state of each page, all of which must be pages of this pool, none of them twice."""
+        num_pages = len(pages)
         try:
             states = self._state.take(pages.astype(np.uint32))  # numbers below 0 are beyond the end, too
         except IndexError:
             states = self._state[:1]
         if _NO_STATE in states.tobytes():
             raise InvalidTransition(f"not pages of this pool: {_shown(pages[~self._in_range(pages)])}")
-        if len(pages) > _FEW or len({*pages.tolist()}) < len(pages):
+        if num_pages > _FEW or len({*pages.tolist()}) < num_pages:
             # Each page seats its place in the list; of a page listed twice only one place stays seated.
-            self._seat[pages] = places = np.arange(len(pages), dtype=np.int32)
+            self._seat[pages] = places = np.arange(num_pages, dtype=np.int32)
             if np.count_nonzero(self._seat[pages] != places):
                 raise InvalidTransition(f"pages listed twice: {_shown(pages[self._seat[pages] != places])}")
         return states

@@ -17,6 +17,7 @@ import tokenizers
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.next_layer import next_layer, placement_of
 from diptych.checkpoints.hf_folder import read_config
+from diptych.checkpoints.quantization.declared import Units, apart
 from diptych.kernels.quantized import Array
 from diptych.tokens.hf_tokenizer import read_tokenizer
 from diptych.tokens.tokenizer import Tokenizer
@@ -62,6 +63,9 @@ class DummyModel:
         """In float32, as made-up weights are."""
         for name, pieces in placement_of(self.config)(self.config):
             yield name, np.broadcast_to(np.float32(0), (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:]))
+
+    def units(self) -> Units:
+        return apart
 
 
 def _numbers(vocab_size: int) -> tokenizers.Tokenizer:

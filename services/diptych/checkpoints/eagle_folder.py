@@ -16,6 +16,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.eagle import WORDS, own_name, placement_of, read_head
 from diptych.checkpoints.fingerprint import fingerprint
 from diptych.checkpoints.hf_folder import shards_of
+from diptych.checkpoints.quantization.declared import Units, apart
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.safetensors import FLOATS, read_blanks, read_header, read_tensors
 from diptych.checkpoints.source import ModelSource
@@ -61,6 +62,9 @@ class EagleFolder:
     def blanks(self) -> Iterator[tuple[str, Stored]]:
         for name, tensor in self._read_all(read_blanks):
             yield name, np.zeros(tensor.shape, np.float32) if name == WORDS else tensor
+
+    def units(self) -> Units:
+        return apart
 
     def _read_all(self, read: Read) -> Iterator[tuple[str, Array]]:
         for shard in self._shards:

@@ -21,6 +21,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import NONSENSE, from_hf
 from diptych.checkpoints.fingerprint import fingerprint
 from diptych.checkpoints.gguf import GgufFile
+from diptych.checkpoints.quantization.declared import Units
 from diptych.checkpoints.quantization.gguf_blocks import TYPES
 from diptych.checkpoints.quantization.weight import Stored, as_floats
 from diptych.common.errors import ConfigError
@@ -155,6 +156,11 @@ class GgufModel:
             if name not in NOT_WEIGHTS and info.type_id in TYPES:
                 kind = TYPES[info.type_id]
                 yield self._hf_name(name), kind.unpack(np.zeros((1, 1, kind.block_bytes), np.uint8))
+
+    def units(self) -> Units:
+        """A block has a scale, so all that is in integers has groups."""
+        stored = {name: each for name, each in self.samples() if isinstance(each, QuantizedArray)}
+        return lambda name, piece: stored[name].unit if name in stored else 1
 
     @property
     def _shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import numpy as np
 
+from diptych.checkpoints.quantization.declared import Units, apart
 from diptych.checkpoints.safetensors import DERIVED, FLOATS, read_tensors, tensor_names
 from diptych.common.errors import ConfigError
 
@@ -59,6 +60,9 @@ class GivenTensors:
     def blanks(self) -> Iterator[tuple[str, Stored]]:
         return self.tensors()
 
+    def units(self) -> Units:
+        return apart
+
     def next_layer(self) -> NoReturn:
         raise ConfigError(f"tensors that were given for {self.config.model_id} are none of a next layer")
 
@@ -89,6 +93,9 @@ class RenamedWeights:
 
     def blanks(self) -> Iterator[tuple[str, Stored]]:
         return self.tensors()
+
+    def units(self) -> Units:
+        return apart
 
     def next_layer(self) -> NoReturn:
         raise ConfigError(f"the weights of {self.config.model_id} came as tensors: they are in no file")

@@ -27,10 +27,11 @@ from diptych.architectures.vision import READERS
 from diptych.checkpoints.fingerprint import fingerprint
 from diptych.checkpoints.quantization.awq import awq
 from diptych.checkpoints.quantization.compressed_tensors import compressed_tensors
+from diptych.checkpoints.quantization.declared import Units, apart, declared
 from diptych.checkpoints.quantization.float8 import float8, stores_fp8
 from diptych.checkpoints.quantization.gptq import gptq
 from diptych.checkpoints.quantization.mxfp4 import mxfp4
-from diptych.checkpoints.quantization.scheme import Scheme, assemble
+from diptych.checkpoints.quantization.scheme import Scheme, assemble, quantized_names
 from diptych.checkpoints.quantization.weight import Stored, as_floats
 from diptych.checkpoints.safetensors import DERIVED, FLOATS, read_blanks, read_header, read_tensors, tensor_names
 from diptych.common.errors import ConfigError
@@ -79,6 +80,7 @@ class HfFolder:
         config = read_config(folder)
         quantization = quantization_of(read_json(folder / "config.json"))
         self._scheme = read_scheme(quantization, config.model_id) if quantization else None
+        self._declared = declared(quantization) if quantization else None
         self._shards = shards_of(folder)
         kv_scales, fp8_weights = _kv_scales(self._shards, config), stores_fp8(quantization or {})
         config = replace(config, kv_scales=kv_scales, fp8_weights=fp8_weights)
@@ -97,6 +99,14 @@ class HfFolder:
     def blanks(self) -> Iterator[tuple[str, Stored]]:
         """A checkpoint that is quantised is read whole: what form a tensor has is known then."""
         return self.read(self._is_own, read_tensors if self._scheme else read_blanks)
+
+    def units(self) -> Units:
+        """What is said of a matrix counts unless the files have it in floats."""
+        said, names = self._declared, self.names
+        if said is None or self._scheme is None:
+            return apart
+        floats = names - quantized_names(names, self._scheme)
+        return lambda name, piece: 1 if name in floats else said.unit_of(name, piece)
 
     def _is_own(self, name: str) -> bool:
         not_read = FAMILIES[self.config.architecture].not_read(self.config)
@@ -166,6 +176,10 @@ class NextLayer:
 
     def blanks(self) -> Iterator[tuple[str, Stored]]:
         return self.tensors()
+
+    def units(self) -> Units:
+        """A configuration names modules as the files do, so groups of this layer are seen when it is read."""
+        return apart
 
     def _own_name(self, name: str) -> str | None:
         own_name = FAMILIES[self.config.architecture].next_name

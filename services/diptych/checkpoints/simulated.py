@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from diptych.architectures.config import ModelConfig, Rope
+from diptych.checkpoints.quantization.declared import Units, apart
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.common.errors import ConfigError
 from diptych.tokens.token_bytes import byte_alphabet
@@ -66,3 +67,6 @@ class BuiltInModel:
 
     def blanks(self) -> Iterator[tuple[str, Stored]]:
         return self.tensors()
+
+    def units(self) -> Units:
+        return apart

@@ -23,6 +23,7 @@ from diptych.common.net.served import LoadFormat
 
 if TYPE_CHECKING:
     from diptych.architectures.config import ModelConfig
+    from diptych.checkpoints.quantization.declared import Units
     from diptych.checkpoints.quantization.weight import Stored
     from diptych.tokens.tokenizer import Tokenizer
 
@@ -49,6 +50,10 @@ class ModelSource(Protocol):
 
     def blanks(self) -> Iterator[tuple[str, Stored]]:
         """Yield what `tensors` does, in the same form, with any numbers; as little as possible is read."""
+        ...
+
+    def units(self) -> Units:
+        """Return which columns of its matrices ranks can't part, as far as that is known before any is read."""
         ...
 
     def next_layer(self) -> ModelSource:
@@ -158,6 +163,9 @@ class ChangedModel:
     def blanks(self) -> Iterator[tuple[str, Stored]]:
         return self._source.blanks()
 
+    def units(self) -> Units:
+        return self._source.units()
+
     def next_layer(self) -> ModelSource:
         return self._source.next_layer()
 
@@ -170,6 +178,31 @@ class BlankModel(ChangedModel):
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         return self._source.blanks()
+
+
+class ExpandedModel(ChangedModel):
+    """A `ModelSource` whose matrices are floats: ranks may part any columns. What has no scales stays as it is."""
+
+    def __init__(self, source: ModelSource) -> None:
+        super().__init__(source, source.config)
+
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        from diptych.checkpoints.quantization.weight import without_scales
+
+        return without_scales(self._source.tensors())
+
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        from diptych.checkpoints.quantization.weight import without_scales
+
+        return without_scales(self._source.blanks())
+
+    def units(self) -> Units:
+        from diptych.checkpoints.quantization.declared import apart
+
+        return apart
+
+    def next_layer(self) -> ModelSource:
+        return ExpandedModel(self._source.next_layer())
 
 
 def bounded(source: ModelSource, max_model_len: int) -> ModelSource:

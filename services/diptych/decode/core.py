@@ -170,11 +170,11 @@ class DecodeCore:
 
     def _refuse(self, event: Start) -> Failure | None:
         request = event.request
-        known, num_waiting = self.has_room(request.room), len(self._waiting)
+        known, num_waiting = self.has_room(request.room), len(self._waiting.expected)
         failure = refuse(request, self._limits, is_known=known, max_tokens=self.max_tokens, num_waiting=num_waiting)
         if failure is None and event.kind is not LegKind.LOCAL and event.peer not in self._rooms.linked:
             return Failure(FailureCode.PEER_LOST, f"no link to prefill worker {event.peer:016x}")
-        if failure is None and event.kind is LegKind.LOCAL:
+        if failure is None and event.kind is LegKind.LOCAL and request.contents:
             return refuse_without_pixels(request)
         return failure
 
@@ -218,9 +218,9 @@ class DecodeCore:
         if step is None:
             return None
         for chunk in step.chunks:
-            room = self._rooms[chunk.request.room]
+            room = self._rooms.by_room[chunk.request.room]
             room.measure_step(now_s)
-            if room in self._rooms.retracted:
+            if self._rooms.retracted.by_room and room in self._rooms.retracted:
                 self._rooms.retracted.resume(room)
         return self._running.launch(step, now_s)
 
@@ -240,7 +240,7 @@ class DecodeCore:
             self._pace.ahead(request, num_more)
         if others:
             for row in sampled(step, result, others):
-                self._on_tokens(row, len(step.drafts_of(row[0])), now_s)
+                self._on_tokens(row, len(step.drafts_of(row.request)) if step.drafts else 0, now_s)
         if step.chunks:
             self._running.share(step)
         if self._waiting.expected and (gives_back or others or step.chunks):
@@ -248,18 +248,19 @@ class DecodeCore:
 
     def _on_tokens(self, row: Sampled, num_drafts: int, now_s: float) -> None:
         request, token_ids, logprobs, insight = row
-        room, index = self._rooms[request.room], request.num_output_tokens
+        room, index = self._rooms.by_room[request.room], request.num_output_tokens
         taken, finish, failure = take_tokens(request, token_ids, self._limits.eos_ids)
         if taken:
-            self._pace.ahead(request, len(taken) - 1)
+            num_taken = len(taken)
+            self._pace.ahead(request, num_taken - 1)
             room.measure_token(index, now_s)
             stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
-            counted, of_prompt = logprobs and logprobs.span(0, len(taken)), pop_prompt_logprobs(request)
-            num_accepted = min(len(token_ids) - 1, len(taken))
-            of_drafts = num_drafts if len(taken) == len(token_ids) else num_accepted, num_accepted
+            counted, of_prompt = logprobs and logprobs.span(0, num_taken), pop_prompt_logprobs(request)
+            num_accepted = min(len(token_ids) - 1, num_taken)
+            of_drafts = num_drafts if num_taken == len(token_ids) else num_accepted, num_accepted
             told = Output(request.room, index, taken, finish, None, stats, counted, of_prompt, *of_drafts)
             if insight is not None:
-                told = replace(told, insight=insight.span(0, len(taken)))
+                told = replace(told, insight=insight.span(0, num_taken))
             self._tell(room, told if request.vector is None else replace(told, vector=request.vector))
         if failure is not None:
             if failure in NO_TOKEN_FAILURES:
@@ -349,7 +350,7 @@ class DecodeCore:
         return len(self._running)
 
     def has_room(self, room_id: int) -> bool:
-        return room_id in self._rooms
+        return room_id in self._rooms.by_room
 
     def report(self) -> CoreReport:
         held, counts = self._rooms.holders(), replace(self._counts)

@@ -83,7 +83,7 @@ class Grants:
             if self._cache.num_free_rows <= reserve.rows:
                 break  # before a room is looked at: a worker without a row is asked at each step
             request = self._waiting.peek(now_s)
-            room = self._rooms[request.room]
+            room = self._rooms.by_room[request.room]
             reason = self._reason_to_wait(room, now_s)
             if reason is not None and self._waiting.set_aside(reason):
                 self._expect(request)
@@ -135,7 +135,8 @@ class Grants:
 
     def _admit(self, request: Request, reserve: Headroom) -> bool:
         def spare_pages(request: Request) -> int:
-            return self._running.spare_pages(request, self._imported()) + reserve.pages
+            importing = self._imported() if self._importing else ()
+            return self._running.spare_pages(request, importing) + reserve.pages
 
         return self._cache.admit(request, spare_pages=spare_pages, spare_rows=reserve.rows)
 

@@ -237,7 +237,8 @@ class Rooms:
     def _forget(self, room: DecodeRoom, output: Output, crossing: Crossing | None = None) -> None:
         room.on(Signal.ENDED)
         room.request.has_ended = True
-        self.retracted.discard(room)
+        if self.retracted.by_room:
+            self.retracted.discard(room)
         self._cache.sessions.waits_no_more(room.request)
         self._waiting.charge_output(room.request)
         del self.by_room[room.request.room]

@@ -13,7 +13,7 @@ from diptych.generation.grammar import Grammar, GrammarKind, Preamble
 from diptych.generation.insight import HiddenStates, Insight
 from diptych.generation.logit_processor import ProcessorChoice
 from diptych.generation.logprobs import TokenLogprobs
-from diptych.generation.request_groups import Account, Hints, Life
+from diptych.generation.request_groups import NO_ACCOUNT, NO_HINTS, Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.segments import ContentSegment
 from diptych.generation.slo import NO_SLO, Slo
@@ -29,11 +29,12 @@ MAX_TIMEOUT_MS: Final = 2**32 - 1  # that a leg holds
 
 def account_from_wire(wire: inference_pb2.GenerateRequest | worker_pb2.StartLeg) -> Account:
     """Clients of the gRPC API and routers say it in the same words."""
-    return Account(wire.tenant, wire.priority)
+    return Account(wire.tenant, wire.priority) if wire.tenant or wire.priority else NO_ACCOUNT
 
 
 def hints_from_wire(leg: worker_pb2.StartLeg) -> Hints:
-    return Hints(leg.cache_salt, leg.lora, leg.prediction, leg.speculate, leg.expected_output_tokens)
+    said = leg.cache_salt, leg.lora, leg.prediction, leg.speculate, leg.expected_output_tokens
+    return Hints(*said) if any(said) else NO_HINTS
 
 
 def life_from_wire(leg: worker_pb2.StartLeg, now_s: float) -> Life:
@@ -41,6 +42,8 @@ def life_from_wire(leg: worker_pb2.StartLeg, now_s: float) -> Life:
 
 
 def slo_from_wire(leg: worker_pb2.StartLeg) -> Slo:
+    if not leg.HasField("slo"):
+        return NO_SLO
     wire = leg.slo
     return Slo(wire.ttft_ms / 1000, wire.tpot_ms / 1000, wire.weight or NO_SLO.weight, wire.sheddable)
 

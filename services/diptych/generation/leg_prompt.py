@@ -31,7 +31,7 @@ def prompt_of(leg: StartLeg) -> I64:
     token_ids = np.frombuffer(leg.prompt_tokens, "<u4").astype(np.int64)
     if leg.prompt_token_ids:
         token_ids = np.concatenate((token_ids, np.array(leg.prompt_token_ids, np.int64)))
-    return prompt_keys(token_ids, contents_of(leg))
+    return prompt_keys(token_ids, contents_of(leg)) if leg.contents else token_ids
 
 
 def contents_of(leg: StartLeg) -> tuple[ContentSegment, ...]:

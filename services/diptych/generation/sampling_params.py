@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from diptych.common.errors import InvalidRequest
@@ -26,6 +28,19 @@ _STOPS: Final = (
     ("stop_token_ids", MAX_STOP_TOKEN_IDS, "ids"),
     ("stop_regex", MAX_STOP_REGEX, "patterns"),
 )
+_ABOVE_0: Final = math.ulp(0.0)
+_RANGES: Final = (
+    ("temperature", 0.0, 100.0, "must be between 0 and 100"),
+    ("top_p", _ABOVE_0, 1.0, "must be above 0 and at most 1"),
+    ("top_k", 0, 2**31 - 1, "must be 0 (off) or a positive count"),
+    ("seed", 0, MAX_SEED, "must be an unsigned 64-bit number"),
+    ("min_p", 0.0, 1.0, "must be between 0 and 1"),
+    ("frequency_penalty", -2.0, 2.0, "must be between -2 and 2"),
+    ("presence_penalty", -2.0, 2.0, "must be between -2 and 2"),
+    ("repetition_penalty", 0.01, 100.0, "must be between 0.01 and 100"),
+    ("prompt_logprobs_start", 0, 2**31 - 1, "must be a place of the prompt, from 0 on"),
+)
+_in_ranges: Final = attrgetter(*(name for name, *_ in _RANGES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +98,17 @@ class SamplingParams:
         """The same as if they had these `max_tokens`."""
         _check(max_tokens >= 1, "max_tokens", "must be at least 1", max_tokens)
         _check(0 <= self.min_tokens <= max_tokens, "min_tokens", "must be from 0 to max_tokens", self.min_tokens)
-        _check(0.0 <= self.temperature <= 100.0, "temperature", "must be between 0 and 100", self.temperature)
-        _check(0.0 < self.top_p <= 1.0, "top_p", "must be above 0 and at most 1", self.top_p)
-        _check(0 <= self.top_k < 2**31, "top_k", "must be 0 (off) or a positive count", self.top_k)
-        _check(0 <= self.seed <= MAX_SEED, "seed", "must be an unsigned 64-bit number", self.seed)
-        self._validate_stops()
-        self._validate_logits()
-        self._validate_allowed()
-        self._validate_logprobs()
+        for value, (name, least, most, rule) in zip(_in_ranges(self), _RANGES, strict=True):
+            if not least <= value <= most:  # without a call for each
+                _check(False, name, rule, value)
+        if self.stop or self.stop_token_ids or self.stop_regex:
+            self._validate_stops()
+        if self.logit_bias:
+            self._validate_bias()
+        if self.allowed_token_ids:
+            self._validate_allowed()
+        if self.logprobs is not None or self.prompt_logprobs is not None or self.logprob_token_ids:
+            self._validate_logprobs()
         if self.grammar is not None:
             self.grammar.validate()
         if self.attention is not None:
@@ -100,12 +118,16 @@ class SamplingParams:
 
     def validate_for(self, vocab_size: int) -> None:
         """Raise `InvalidRequest`, naming the field, for a token outside the vocabulary, or for more than there are."""
-        for name in ("logprobs", "prompt_logprobs"):
-            wanted = getattr(self, name)
+        for name, wanted in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if wanted is not None:
                 _check(wanted <= vocab_size, name, f"must be at most {vocab_size}, all tokens", wanted)
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids"):
-            ids: Iterable[int] = getattr(self, name)
+        ids: Iterable[int]
+        for name, ids in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids),
+            ("logit_bias", self.logit_bias),
+            ("logprob_token_ids", self.logprob_token_ids),
+        ):
             if ids:
                 wrong = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
                 _check(wrong is None, name, f"takes token ids from 0 to {vocab_size - 1}", wrong)
@@ -118,37 +140,26 @@ class SamplingParams:
         if self.stop_regex:
             compile_stop(self.stop_regex)
 
-    def _validate_logits(self) -> None:
-        _check(0.0 <= self.min_p <= 1.0, "min_p", "must be between 0 and 1", self.min_p)
-        for name in ("frequency_penalty", "presence_penalty"):
-            _check(-2.0 <= getattr(self, name) <= 2.0, name, "must be between -2 and 2", getattr(self, name))
-        repetition = self.repetition_penalty
-        _check(0.01 <= repetition <= 100.0, "repetition_penalty", "must be between 0.01 and 100", repetition)
-        if self.logit_bias:
-            num_biased = len(self.logit_bias)
-            _check(num_biased <= MAX_LOGIT_BIAS, "logit_bias", f"takes at most {MAX_LOGIT_BIAS} tokens", num_biased)
+    def _validate_bias(self) -> None:
+        num_biased = len(self.logit_bias)
+        _check(num_biased <= MAX_LOGIT_BIAS, "logit_bias", f"takes at most {MAX_LOGIT_BIAS} tokens", num_biased)
         for token_id, value in self.logit_bias.items():
             _check(-100.0 <= value <= 100.0, f"logit_bias[{token_id}]", "must be between -100 and 100", value)
 
     def _validate_allowed(self) -> None:
         """What else forbids tokens may leave none of them."""
         num_allowed, name = len(self.allowed_token_ids), "allowed_token_ids"
-        if not num_allowed:
-            return
         _check(num_allowed <= MAX_ALLOWED_TOKENS, name, f"takes at most {MAX_ALLOWED_TOKENS} ids", num_allowed)
         if self.grammar is not None or self.min_tokens:
             raise InvalidRequest("allowed_token_ids can't be combined with a grammar or min_tokens", param=name)
 
     def _validate_logprobs(self) -> None:
-        for name in ("logprobs", "prompt_logprobs"):
-            wanted = getattr(self, name)
+        for name, wanted in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if wanted is not None:
                 _check(0 <= wanted <= MAX_TOP_LOGPROBS, name, f"must be from 0 to {MAX_TOP_LOGPROBS}", wanted)
         num_named, name = len(self.logprob_token_ids), "logprob_token_ids"
         _check(num_named <= MAX_LOGPROB_TOKEN_IDS, name, f"takes at most {MAX_LOGPROB_TOKEN_IDS} ids", num_named)
         _check(not num_named or self.logprobs is not None, name, "needs logprobs, at least 0", self.logprob_token_ids)
-        start = self.prompt_logprobs_start
-        _check(0 <= start < 2**31, "prompt_logprobs_start", "must be a place of the prompt, from 0 on", start)
 
 
 def _check(ok: bool, param: str, rule: str, value: object) -> None:

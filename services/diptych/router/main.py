@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -127,25 +127,28 @@ async def _serve(
 
     secret = InstanceSecret.new()
     router = build(config, trust, models, check or watcher, secret.instance_id, leave, share, open_export)
+    serving = router.serving
     names = " and ".join(model.model_id for model in models)
     logger.info("serving %s: HTTP at port %d, gRPC at port %d", names, router.http.port, router.grpc.port)
     pages = page_of_process(asyncio.get_running_loop(), router.dispatcher.metrics.exposition)
-    with HealthServer(config.host, config.health_port, router.health.probes, pages, shared=share is not None) as health:
+    with HealthServer(
+        config.host, config.health_port, serving.health.probes, pages, shared=share is not None
+    ) as health:
         record = _record(config, models[0], router, health.port)
 
         def describe() -> Instance:
-            record.not_ready = router.health.problem
+            record.not_ready = serving.health.problem
             if exchange is not None:
                 record.load.key_uses.CopyFrom(exchange.told())
             record.declared_version, record.declared = router.reconciler.version
             return record
 
         registration = Registration(config.bootstrap, trust, describe, secret)
-        router.health.add_listener(registration.nudge)
-        exchange = KeyExchange(router.callers, watcher, registration.started_unix_ns) if router.callers else None
+        serving.health.add_listener(registration.nudge)
+        exchange = KeyExchange(serving.callers, watcher, registration.started_unix_ns) if serving.callers else None
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(each.run()) for each in (watcher, check, exchange) if each is not None]
-            watching.append(group.create_task(search_when_idle(lambda: not router.admission.num_open)))
+            watching.append(group.create_task(search_when_idle(lambda: not serving.shared.admission.num_open)))
             registering = group.create_task(_stay_registered(registration, stop))
             await run(router, stop, drain_s=config.drain_s)
             exit_code = 1 if registering.done() else 0
@@ -193,16 +196,7 @@ async def _stay_registered(registration: Registration, stop: event_loop.Stop) ->
 async def run(router: Router, stop: event_loop.Stop, *, drain_s: float) -> None:
     """Run both servers until `stop`. Then take nothing new, and let what runs finish for `drain_s`."""
     async with asyncio.TaskGroup() as group:
-        background = [group.create_task(router.fleet.run()), group.create_task(router.health.run())]
-        background.append(group.create_task(router.reconciler.run()))
-        if router.link is not None:
-            background.append(group.create_task(router.link.run()))
-        if router.console is not None:
-            background.append(group.create_task(router.console.run()))
-        if router.batches is not None:
-            background.append(group.create_task(router.batches.runner.run()))
-        movers = [each.mover for each in router.served if each.mover is not None]
-        background += [group.create_task(mover.run()) for mover in movers]
+        background = [group.create_task(work) for work in _background(router)]
         serving = group.create_task(router.http.run())
         await router.grpc.start()
         background.append(group.create_task(router.draining.run()))
@@ -216,14 +210,19 @@ async def run(router: Router, stop: event_loop.Stop, *, drain_s: float) -> None:
         await asyncio.wait((serving, stopping))
         for task in background:
             task.cancel()
-    for each in router.served:
-        each.preparer.close()
-    if router.batches is not None:
-        router.batches.store.close()
-    await router.tracer.close()
-    for log in (router.dispatcher.request_log, router.usage):
-        if log is not None:
-            log.close()
+    await router.serving.close()
+
+
+def _background(router: Router) -> Iterator[Coroutine[None, None, None]]:
+    """Yield what runs beside the servers of a router."""
+    serving = router.serving
+    yield from (router.fleet.run(), serving.health.run(), router.reconciler.run())
+    yield serving.follow_desk()
+    if router.console is not None:
+        yield router.console.run()
+    if serving.batches is not None:
+        yield serving.batches.runner.run()
+    yield from (each.mover.run() for each in serving.served if each.mover is not None)
 
 
 async def _wait_until_ended(servers: Collection[asyncio.Task[None]], stop: event_loop.Stop, timeout_s: float) -> None:

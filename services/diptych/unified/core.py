@@ -232,7 +232,7 @@ class UnifiedCore:
             kind = LegKind.LOCAL
             self._prepare_pooled(event.request)
         core.handle(event if event.kind is kind else replace(event, kind=kind), now_s)
-        if not core.has_room(event.request.room):
+        if event.request.pinned is not None and not core.has_room(event.request.room):
             self._cache.sessions.waits_no_more(event.request)
 
     def _pull_rows(self, request: Request, now_s: float) -> None:

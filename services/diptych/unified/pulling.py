@@ -83,7 +83,7 @@ class Pulling:
 
     def coming(self, request: Request) -> ComingPrefix | None:
         """Return what a request had better wait for."""
-        for pull, num_tokens in self._waiting.get(request.room, ()):
+        for pull, num_tokens in self._waiting.get(request.room, ()) if self._waiting else ():
             if pull.is_coming:
                 return ComingPrefix(pull, num_tokens)
         return None

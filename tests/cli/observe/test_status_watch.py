@@ -14,7 +14,7 @@ from diptych.cli.observe.status import CLEAR, StatusConfig
 from diptych.common.errors import ConfigError
 from diptych.common.net.ports import free_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 Start = Callable[..., subprocess.Popen[str]]
 

@@ -403,7 +403,7 @@ def test_integers_are_counted_as_gpus_keep_them(
         ({"quant_method": "awq", "group_size": 128}, 2, ""),
         ({"quant_method": "awq", "group_size": 128}, 4, r"192 of the 768 columns of model\.layers\.0\.mlp\.experts\.0"),
         ({"quant_method": "awq", "group_size": 128, "modules_to_not_convert": ["down_proj"]}, 4, ""),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 4, "a group of 128 that fp8 codes share"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 4, "a group of 128 codes that share a scale"),
         ({"quant_method": "fp8"}, 4, ""),
         (PACKED, 4, ""),
         ({"quant_method": "bitsandbytes"}, 1, "quant_method 'bitsandbytes' is not supported"),

@@ -50,7 +50,7 @@ def test_a_group_that_has_left_does_not_keep_the_others_from_being_drained() -> 
         drain.ask(0.0)
         assert {name: each.phase for name, each in drain.progress().items()} == {"0" * 15 + "2": Phase.DRAINING}
 
-    asyncio.run(asyncio.wait_for(scene(), 10))
+    asyncio.run(asyncio.wait_for(scene(), 200.0))
 
 
 def test_the_last_group_is_served_until_the_worker_ends_and_none_is_forgotten_twice() -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import sure_next_layer
 import tokenizers
 from safetensors.numpy import load_file, save_file
 
 from diptych.architectures.pooling import Pooling
+from diptych.checkpoints.quantization.weight import without_scales
 from diptych.checkpoints.source import ChangedModel, ModelSource, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
@@ -22,6 +26,7 @@ from diptych.engine.options.served_model import as_served
 from diptych.engine.scheduler.terms import file_terms, worker_terms
 from diptych.engine.values.kv_regions import kv_shape
 from diptych.engine.values.transfer_rules import TransferRules
+from diptych.kernels.quantized import QuantizedArray
 
 Change = Callable[[ModelSource], ModelSource]
 
@@ -224,3 +229,47 @@ def test_models_without_such_a_layer_are_refused_in_words(source: ModelSource, t
     (folder / "config.json").write_text(json.dumps(values))
     with pytest.raises(ConfigError, match="sure has no layer that predicts"):
         as_served(open_model(str(folder)), mtp)
+
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 32]}
+DOWN = "model.layers.0.mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize("changes", [{"tp": 2}, {"dp": 2, "dp_attention": True}, {"tp": 2, "pp": 2}])
+def test_ranks_that_would_divide_columns_of_one_scale_are_refused_before_a_weight_is_read(
+    changes: dict[str, Any], tiny_folder: Path, tmp_path: Path
+) -> None:
+    """No file here has weights, but for their names."""
+    source = open_model(str(folder_of_blocks(tiny_folder, tmp_path)))
+    given = replace(EngineOptions().on("cpu"), **changes)
+    wanted = f"leaves a rank 48 of the 96 columns of {DOWN}, which divide a group of 32 codes that share a scale"
+    with pytest.raises(ConfigError, match=re.escape(wanted)):
+        as_served(source, given)
+    assert as_served(source, EngineOptions().on("cpu")).config.ffn_size == 96
+    assert as_served(source, replace(given, quantization="none")).config.ffn_size == 96
+
+
+def test_a_matrix_that_the_files_have_in_floats_is_cut_anywhere_whatever_the_configuration_says(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = folder_of_blocks(tiny_folder, tmp_path, in_floats=("layers.0.", "layers.1."))
+    assert as_served(open_model(str(folder)), replace(EngineOptions().on("cpu"), tp=2)).config.ffn_size == 96
+
+
+def folder_of_blocks(tiny_folder: Path, folder: Path, in_floats: tuple[str, ...] = ()) -> Path:
+    """A checkpoint whose layers are in FP8 by blocks, as headers and configuration say; others are in floats."""
+    values = json.loads((tiny_folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"quantization_config": FP8}))
+    names = load_file(tiny_folder / "model.safetensors")
+    held = [name for name in names if name.endswith("_proj.weight") and not any(each in name for each in in_floats)]
+    empty = np.zeros(0, np.float32)
+    save_file(dict.fromkeys([*names, *(f"{name}_scale_inv" for name in held)], empty), folder / "model.safetensors")
+    return folder
+
+
+def test_columns_of_what_has_scales_may_be_parted_once_it_is_expanded() -> None:
+    groups = QuantizedArray("int8", np.ones((2, 4), np.int8), np.ones((2, 1), np.float32), group=4)
+    floats = np.zeros((2, 4), np.uint16)
+    expanded = dict(without_scales([("a", groups), ("b", floats)]))
+    assert (type(expanded["a"]), expanded["a"].tolist()) == (np.ndarray, [[1.0] * 4] * 2)
+    assert expanded["b"] is floats

@@ -12,6 +12,7 @@ import pytest
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import FAMILIES
+from diptych.checkpoints.quantization.declared import Units, apart
 from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError, InvalidRequest, Unavailable
 from diptych.common.members.terms import Terms, terms_to_wire
@@ -53,6 +54,9 @@ class Source:
 
     def blanks(self) -> Iterator[Any]:
         return self.tensors()
+
+    def units(self) -> Units:
+        return apart
 
     def next_layer(self) -> NoReturn:
         raise AssertionError("nobody guesses")

@@ -303,7 +303,7 @@ def test_nothing_is_given_that_is_not_served_any_more(
 
 
 def test_who_does_not_know_the_key_hears_nothing(door: WeightsDoor, served: LoadedModel) -> None:
-    with socket.create_connection((HOST, door.port), 5.0) as sock:
+    with socket.create_connection((HOST, door.port), HUNG_S) as sock:
         sock.sendall(bytes(32 + 32))
         sock.sendall(wire._WANTED.pack(served.memory().form.encode(), 0, 1))
         heard = b""
@@ -349,7 +349,7 @@ def test_no_more_are_let_in_than_are_served(
 ) -> None:
     monkeypatch.setattr(door_module, "PATIENCE_S", HUNG_S)
     door = WeightsDoor(HOST, served.memory)
-    idle = [socket.create_connection((HOST, door.port), 5.0) for _ in range(wire.MAX_STREAMS)]
+    idle = [socket.create_connection((HOST, door.port), HUNG_S) for _ in range(wire.MAX_STREAMS)]
     for sock in idle:
         wire.received(sock, 32, soon_s())  # each is served
     assert not Taking([giver_of(door)]).fill(blank(source, kv))
@@ -363,7 +363,7 @@ def test_who_brings_a_byte_now_and_then_is_let_out_in_time(
 ) -> None:
     monkeypatch.setattr(door_module, "PATIENCE_S", 0.2)
     door = WeightsDoor(HOST, served.memory)
-    with socket.create_connection((HOST, door.port), 5.0) as sock:
+    with socket.create_connection((HOST, door.port), HUNG_S) as sock:
         wire.received(sock, 32, soon_s())
         began_s, is_open = time.monotonic(), True
         sock.settimeout(0.05)  # between two bytes
@@ -386,7 +386,7 @@ def test_closing_waits_for_nobody_who_says_or_takes_nothing(
     memory = WeightMemory(served.memory().form, [torch.zeros(wire.PIECE_NBYTES * 4, dtype=torch.uint8)])
     door = WeightsDoor(HOST, lambda: memory)
     with (
-        socket.create_connection((HOST, door.port), 5.0) as silent,
+        socket.create_connection((HOST, door.port), HUNG_S) as silent,
         socket.create_connection((HOST, door.port)) as full,
     ):
         wire.received(silent, 32, soon_s())
@@ -413,7 +413,7 @@ def test_a_door_without_descriptors_tries_again_after_a_rest(served: LoadedModel
             return getattr(original, name)
 
     door._listener = Exhausted()  # type: ignore[assignment]
-    with socket.create_connection((HOST, door.port), 5.0):  # the accept that was waiting ends
+    with socket.create_connection((HOST, door.port), HUNG_S):  # the accept that was waiting ends
         assert again.wait(HUNG_S)
     door.close()
     assert tries[1] - tries[0] > door_module.RETRY_S / 2

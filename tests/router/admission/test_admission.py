@@ -30,7 +30,7 @@ def busy(start_cluster: Any, hang: Any) -> Any:
 
 
 def in_line(cluster: Cluster, count: int) -> None:
-    cluster.wait_until(lambda: cluster.router.admission.num_waiting == count)
+    cluster.wait_until(lambda: cluster.router.serving.shared.admission.num_waiting == count)
 
 
 def texts(connections: Sequence[http.client.HTTPConnection]) -> list[str]:

@@ -71,7 +71,7 @@ def begin(client: openai.OpenAI, data: bytes, endpoint: Any = "/v1/completions",
 
 
 def wait_until_over(client: openai.OpenAI, batch_id: str) -> Any:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while (batch := client.batches.retrieve(batch_id)).status not in OVER:
         assert time.monotonic() < deadline, batch
         time.sleep(0.02)
@@ -159,7 +159,7 @@ def test_a_cancelled_batch_stops_what_runs_and_says_which_lines_were_not_run(clu
         for worker in cluster.workers:
             worker.step_s = 0.05
         batch = begin(client, lines([body] * 30))
-        cluster.wait_until(lambda: cluster.router.batches.runner.num_working)
+        cluster.wait_until(lambda: cluster.router.serving.batches.runner.num_working)
         cluster.wait_until(lambda: cluster.decode().running)
         with pytest.raises(openai.ConflictError, match="reads this file"):
             client.files.delete(batch.input_file_id)
@@ -293,7 +293,7 @@ def test_what_nobody_made_is_not_found(cluster: Cluster, path: str, status: int)
 
 
 def test_lines_count_for_their_key_and_once_in_the_usage_log(cluster: Cluster, tmp_path: Path) -> None:
-    usage = cluster.router.usage
+    usage = cluster.router.serving.shared.usage
     with client_of(cluster, "ben") as client:
         batch = wait_until_over(client, begin(client, lines([{"prompt": "abc", "max_tokens": 2}] * 4)).id)
         name = batch.id.removeprefix("batch_")
@@ -313,7 +313,7 @@ def test_a_batch_waits_while_anybody_waits_for_a_first_token(cluster: Cluster, h
         cluster.wait_until(lambda: cluster.prefill().running)
         num_started = len(cluster.prefill().started)
         batch = begin(client, lines([{"prompt": "p"}] * 3))
-        runner = cluster.router.batches.runner
+        runner = cluster.router.serving.batches.runner
         cluster.wait_until(lambda: any(work.job.validated_s for work, _ in runner._working.values()))
         cluster.wait_until(lambda: runner._bench.slots._turns[0].locked())
         looks = Counter[str]()

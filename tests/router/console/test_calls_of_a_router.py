@@ -94,7 +94,7 @@ def test_a_call_that_nobody_follows_is_listed_by_how_it_was_routed(start_cluster
     cluster = start_cluster()
     chat(cluster, "unseen")
     told = ended(cluster, "unseen")
-    assert cluster.router.tracer.calls() == []
+    assert cluster.router.serving.tracer.calls() == []
     assert told["row"]["outcome"] == "ok"
     assert (told["row"]["path"], told["row"]["num_attempts"]) == ("", 1)
     assert told["row"]["ttft_s"] is not None

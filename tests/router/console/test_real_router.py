@@ -34,7 +34,7 @@ def start(start_cluster: Callable[..., Cluster]) -> Callable[..., Cluster]:
 
 def history_of(cluster: Cluster) -> History:
     router = cluster.router
-    history = History(router.dispatcher.metrics.served, router.admission, router.fleet.pool_members)
+    history = History(router.dispatcher.metrics.served, router.serving.shared.admission, router.fleet.pool_members)
     at_once(history.sample(BEGUN_S))
     return history
 

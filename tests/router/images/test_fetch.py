@@ -171,7 +171,7 @@ async def test_a_redirect_to_a_name_that_has_become_private_is_not_followed(site
     bound = ImageFetcher(
         [f"images.example:{site.port}"],
         max_bytes=10_000,
-        timeout_s=30.0,
+        timeout_s=200.0,
         resolve=rebind,
         is_allowed=lambda a: a == "127.0.0.1",
     )
@@ -204,7 +204,7 @@ async def test_whatever_fails_is_told_in_the_same_words(site: Site) -> None:
 
 @in_loop
 async def test_a_name_without_an_address_is_told_in_the_same_words(site: Site) -> None:
-    found = ImageFetcher(["nobody.invalid"], max_bytes=100, timeout_s=30.0)
+    found = ImageFetcher(["nobody.invalid"], max_bytes=100, timeout_s=200.0)
     assert await refusal(found, "http://nobody.invalid/") == WORDS
     found.close()
 

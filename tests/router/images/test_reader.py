@@ -42,7 +42,7 @@ async def read(paths: Sequence[str], budget: BodyBudget, num_copies: int = 1) ->
     async with server:
         place = f"a.example:{server.sockets[0].getsockname()[1]}"
         fetcher = ImageFetcher(
-            [place], max_bytes=LIMITS.file_bytes, timeout_s=30.0, resolve=resolve, is_allowed=lambda address: True
+            [place], max_bytes=LIMITS.file_bytes, timeout_s=200.0, resolve=resolve, is_allowed=lambda address: True
         )
         reader = ImageReader(VISION, LIMITS, fetcher, FairThreadPool(2, "test"), 1)
         images = [ImageInput("p", file=FILES["/0"]), *(ImageInput("p", url=f"http://{place}{path}") for path in paths)]

@@ -198,7 +198,7 @@ def test_processes_share_ports_and_are_members_of_their_own_and_one_that_freezes
         with pytest.raises(urllib.error.HTTPError, match="404"):
             get(f"http://{address}/metrics")
     wait_for(lambda: "2 of 2" in verdict(routers, "startup"))
-    assert "every loop runs" in verdict(routers, "live")
+    wait_for(lambda: "every loop runs" in verdict(routers, "live"))
     assert_each_is_asked_by_the_others(routers)
     assert_viewers_look_at_one(routers)
 
@@ -223,8 +223,8 @@ def test_processes_share_ports_and_are_members_of_their_own_and_one_that_freezes
 
 def assert_each_is_asked_by_the_others(routers: Routers) -> None:
     """For what only it knows."""
+    wait_for(lambda: all("no prefill worker" in each.not_ready for each in routers._members()))  # members hear of it
     records = {each.instance_id: each for each in routers._members()}
-    assert all("no prefill worker" in each.not_ready for each in records.values()), "members hear that it has no pair"
     ids = sorted(records)
     for own, other in (ids, reversed(ids)):
         others = OtherRouters(Listed(own, records), TrustConfig().trust(), deadline_s=TIMEOUT_S)
@@ -373,20 +373,30 @@ def test_no_process_is_started_again_once_the_router_was_told_to_stop(monkeypatc
     assert asyncio.run(run()) == 1
 
 
+def posted(address: str, path: str, body: Any) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
+    connection.request("POST", path, json.dumps(body))
+    with connection.getresponse() as answer:
+        found = answer.status, json.load(answer)
+    connection.close()
+    return found
+
+
 def place_in_line(address: str, session_id: str) -> int:
     """Ask for room for a session, which there is not; return the place that it has in line."""
-    connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
     body = {"capacity_of_str_len": 9, "session_id": session_id, "wait_s": 0.001}
-    connection.request("POST", "/open_session", json.dumps(body))
-    with connection.getresponse() as answer:
-        status, words = answer.status, json.load(answer)["error"]["message"]
-    connection.close()
-    assert status == 503, words
-    return int(words.partition("this one is number ")[2].split()[0])
+    status, answer = posted(address, "/open_session", body)
+    assert status == 503, answer
+    return int(answer["error"]["message"].partition("this one is number ")[2].split()[0])
 
 
 def test_processes_have_one_line_of_sessions_and_one_that_dies_takes_no_place_along(routers: Routers) -> None:
     first, second = wait_for(lambda: len(found := sorted(routers.addresses())) == 2 and found)
+    assert posted(first, "/open_session", {"capacity_of_str_len": 9, "session_id": "t"}) == (200, "t")
+    turn = {"input_ids": [1], "session_params": {"id": "t", "rid": "none"}}
+    status, answer = posted(second, "/generate", turn)
+    assert (status, answer["error"]["param"]) == (400, "session_params.rid"), "it is known there, too"
+    assert posted(second, "/close_session", {"session_id": "t"}) == (200, {"was_open": True})
     assert [place_in_line(first, "a"), place_in_line(second, "b"), place_in_line(first, "b")] == [1, 2, 2]
     child = routers.child_at(first)
     child.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from array import array
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,20 +23,21 @@ from diptych.router.process.session_words import (
     Answer,
     Begin,
     Close,
+    Come,
     Counted,
-    End,
+    Go,
+    Keep,
     Leave,
     Open,
     Pools,
-    Tell,
     Uncounted,
     Word,
-    decoded,
     encoded,
     failed,
     failure_in,
+    read_word,
 )
-from diptych.router.values.kept_sessions import MAX_OF_OWNER, Follow, Terms
+from diptych.router.values.kept_sessions import MAX_OF_OWNER, MAX_TOKENS, TOKEN_TYPE, Follow, Terms
 
 A, B, C = (Key("", name) for name in "abc")
 TERMS = Terms(1000, 600.0, 100)
@@ -50,16 +52,26 @@ class Router:
         self.host = SessionHost(2, lambda: self.now_s, look_s)
         self.capacity = [50, 50]  # of each process
         self.problem: str | None = None
+        self.changed = asyncio.Event()
         self.tasks = [asyncio.ensure_future(self.host.run())]
         self.links: list[SessionLink] = []
         self.links = [self.start(index) for index in range(2)]
 
     def start(self, index: int) -> SessionLink:
         own, its = socket.socketpair()
-        pools = PoolsOfModel(lambda: self.capacity[index], lambda: self.problem)
-        link = SessionLink(its, [pools, pools], 2)
+        pools = PoolsOfModel(lambda: self.capacity[index], lambda: self.problem, self.wait_for_change)
+        link = SessionLink(its, [pools, pools])
         self.tasks += [asyncio.ensure_future(self.host.serve(index, own)), asyncio.ensure_future(link.run())]
         return link
+
+    async def wait_for_change(self) -> None:
+        await self.changed.wait()
+
+    def change(self, *capacity: int, problem: str | None = None) -> None:
+        """Of the pools comes to be so much for each process."""
+        self.capacity, self.problem = list(capacity), problem
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     async def kill(self, index: int) -> None:
         """A process dies: its end of the sockets is closed."""
@@ -96,7 +108,7 @@ class Router:
 def in_router(test: Callable[[Router], Awaitable[None]], look_s: float = LONG_S) -> None:
     async def run() -> None:
         router = Router(look_s)
-        await router.until(lambda: len(router.host._processes) == 2)
+        await router.until(lambda: router.host.desk.doors[1].capacity_tokens == sum(router.capacity))
         try:
             await test(router)
         finally:
@@ -184,13 +196,13 @@ def test_the_pools_are_what_the_processes_that_are_there_tell_of_them() -> None:
         await router.kill(1)
         assert door.capacity_tokens == 50
         waits = await router.waiting(0, B, replace(TERMS, expected_tokens=30))
-        router.links[1] = router.start(1)
-        router.capacity[0] = 40
-        router.now_s += 1
         again = await router.waiting(0, C, replace(TERMS, expected_tokens=30))
+        router.links[1] = router.start(1)
         await waits
-        assert door.capacity_tokens == 90
+        assert door.capacity_tokens == 100
         assert not again.done()
+        router.change(50, 70)
+        await again
 
     in_router(test)
 
@@ -198,35 +210,48 @@ def test_the_pools_are_what_the_processes_that_are_there_tell_of_them() -> None:
 def test_pools_are_known_before_anybody_waits_and_followed_while_nobody_does() -> None:
     async def test(router: Router) -> None:
         door = router.host.desk.doors[0]
-        await router.until(lambda: door.capacity_tokens == 100, most=1000)
-        router.now_s += 1
-        router.capacity = [50, 0]
-        await router.until(lambda: door.capacity_tokens == 50, most=1000)
+        assert door.capacity_tokens == 100
+        router.change(50, 0)
+        await router.until(lambda: door.capacity_tokens == 50)
 
-    in_router(test, look_s=0.001)
+    in_router(test)
 
 
-def test_pools_are_asked_for_again_while_anybody_waits() -> None:
+def test_news_of_the_pools_lets_in_who_waits_and_what_is_no_news_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Word] = []
+
+    def hear(host: SessionHost, process: Any, word: Word) -> None:
+        heard.append(word)
+        heard_by_host(host, process, word)
+
+    heard_by_host = SessionHost._hear
+    monkeypatch.setattr(SessionHost, "_hear", hear)
+
     async def test(router: Router) -> None:
-        router.capacity = [0, 0]
+        heard.clear()
+        router.change(0, 0)
         waits = await router.waiting(0, A)
-        router.now_s += 1
-        router.capacity = [50, 50]
+        router.change(0, 0)
+        await router.waiting(1, B)
+        router.change(0, 50)
         await waits
+        told = [word for word in heard if isinstance(word, Pools)]
+        assert told == [
+            Pools(model, tokens, "") for tokens, model in ((0, 0), (0, 1), (0, 0), (0, 1), (50, 0), (50, 1))
+        ]
 
-    in_router(test, look_s=0.001)
+    in_router(test)
 
 
 def test_a_long_reason_why_nothing_may_be_served_ends_no_link() -> None:
     async def test(router: Router) -> None:
-        router.capacity, router.problem = [0, 0], "not ready: its links are not up; " * 5000
+        router.change(0, 0, problem="not ready: its links are not up; " * 5000)
         waits = await router.waiting(0, A)
         await router.until(lambda: waits.done() or router.host._problem(0) is not None)
-        router.now_s += 1
-        router.capacity, router.problem = [50, 50], None
+        router.change(50, 50)
         await waits
 
-    in_router(test, look_s=0.001)
+    in_router(test)
 
 
 def test_a_client_that_leaves_keeps_its_place_for_a_while() -> None:
@@ -248,12 +273,12 @@ def test_a_client_that_leaves_keeps_its_place_for_a_while() -> None:
 def test_refusals_are_told_as_they_are() -> None:
     async def test(router: Router) -> None:
         first, second = router.links
-        router.problem = "no worker is ready"
         await first.open(A, TERMS, LONG_S)
         with pytest.raises(Unavailable, match="number 1 in line") as given_up:
             await second.open(B, TERMS, 0.001)
         assert given_up.value.retry_after_s > 1
-        router.capacity, router.now_s = [0, 0], router.now_s + 1
+        router.change(0, 0, problem="no worker is ready")
+        await router.until(lambda: router.host._problem(0) is not None and not router.host._capacity(0))
         with pytest.raises(Unavailable, match="no worker is ready"):
             await second.open(B, TERMS, 0.01)
         with pytest.raises(InvalidRequest, match="open already") as refused:
@@ -273,14 +298,77 @@ def test_refusals_are_told_as_they_are() -> None:
     in_router(test)
 
 
-def test_turns_are_not_kept_by_several_processes() -> None:
+async def serve(link: SessionLink, name: str, new: Sequence[int], output: Sequence[int], **follow: Any) -> list[int]:
+    """Serve a turn at a process; return its whole prompt."""
+    async with link.turn(0, "", Follow("a", **follow), name) as turn:
+        prompt = [*turn.before, *new]
+        turn.on_output(output)
+        await turn.ended(prompt)
+    return prompt
+
+
+def test_a_turn_goes_on_behind_another_whichever_processes_serve_them() -> None:
     async def test(router: Router) -> None:
-        with pytest.raises(Conflict, match="2 processes keeps no turns of sessions: ask for room with wait_s"):
-            await router.links[0].open(A, TERMS, 0.0)
-        with pytest.raises(Conflict, match="send whole prompts"):
-            router.links[0].turn("", Follow("a"), "x", 0.0)
+        first, second = router.links
+        await first.open(A, replace(TERMS, expected_tokens=0), 0.0)
+        assert await serve(first, "x", [1, 2], [3]) == [1, 2]
+        assert await serve(second, "y", [4], [5], rid="x") == [1, 2, 3, 4]
+        await router.kill(1)  # it takes nothing along
+        assert await serve(first, "z", [6], [], rid="y", offset=-1) == [1, 2, 3, 4, 6]
+        assert await serve(first, "x", [7], [], replace=True) == [7]
+        with pytest.raises(InvalidRequest, match="no turn 'y'") as refused:
+            await serve(first, "q", [], [], rid="y")
+        assert refused.value.param == "session_params.rid"
+        assert await first.close(A)
+        with pytest.raises(InvalidRequest, match="no session 'a'"):
+            await serve(first, "q", [], [])
 
     in_router(test)
+
+
+def test_the_longest_turn_that_a_session_has_room_for_is_kept_and_read_at_another_process() -> None:
+    async def test(router: Router) -> None:
+        first, second = router.links
+        await first.open(A, Terms(MAX_TOKENS, 600.0), 0.0)
+        whole = range(MAX_TOKENS)
+        await serve(first, "x", whole[:-1], whole[-1:])
+        await serve(second, "y", whole, [1])  # nobody has room for it
+        async with second.turn(0, "", Follow("a", "x"), "z") as turn:
+            assert turn.before == array(TOKEN_TYPE, whole)
+        with pytest.raises(InvalidRequest, match="no turn 'y'"):
+            await serve(second, "z", [], [], rid="y")
+
+    in_router(test)
+
+
+def test_a_turn_that_fails_or_whose_process_dies_is_not_kept_and_leaves_nothing_behind() -> None:
+    async def test(router: Router) -> None:
+        await router.links[0].open(A, replace(TERMS, expected_tokens=0), 0.0)
+        with pytest.raises(ZeroDivisionError):
+            async with router.links[0].turn(0, "", Follow("a"), "x"):
+                raise ZeroDivisionError
+        process = router.host._processes[0]
+        await router.until(lambda: not process._turns)
+        turn = router.links[1].turn(0, "", Follow("a"), "x")
+        await turn.__aenter__()
+        await router.kill(1)
+        await turn.__aexit__(None, None, None)
+        assert await serve(router.links[0], "x", [1], []) == [1], "the name is free"
+
+    in_router(test)
+
+
+def test_a_turn_whose_parent_ends_before_it_is_answered_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(router: Router) -> None:
+        await router.links[0].open(A, replace(TERMS, expected_tokens=0), 0.0)
+        async with router.links[0].turn(0, "", Follow("a"), "x") as turn:
+            await router.kill(0)
+            await turn.ended([1])
+        with pytest.raises(Unavailable, match=ENDS):
+            await serve(router.links[0], "y", [], [])
+
+    in_router(test)
+    assert "a turn of a session is not kept: the processes of this router end" in caplog.text
 
 
 def test_a_router_that_leaves_lets_nobody_wait() -> None:
@@ -320,7 +408,7 @@ def in_uvloop(test: Coroutine[Any, Any, None]) -> None:
 def test_a_process_whose_parent_is_gone_keeps_nothing_to_tell() -> None:
     async def test() -> None:
         its, parent = socket.socketpair()
-        link = SessionLink(its, [], 2)
+        link = SessionLink(its, [])
         running = asyncio.ensure_future(link.run())
         await asyncio.sleep(0)
         with link.request(0, A):
@@ -335,7 +423,7 @@ def test_a_process_whose_parent_is_gone_keeps_nothing_to_tell() -> None:
 
 
 def test_what_is_said_to_a_process_that_has_just_gone_is_dropped() -> None:
-    """The parent hears of its end later than its end of the sockets is closed, and may ask for pools in between."""
+    """The parent hears of its end later than its end of the sockets is closed, and may have counted meanwhile."""
 
     async def test() -> None:
         own, its = socket.socketpair()
@@ -347,7 +435,7 @@ def test_what_is_said_to_a_process_that_has_just_gone_is_dropped() -> None:
         its.close()
         await serving
         await asyncio.sleep(0)
-        process.say(Tell())
+        process.say(Uncounted())
 
     in_uvloop(test())
 
@@ -358,7 +446,7 @@ def test_a_process_that_cannot_be_understood_loses_its_part_and_the_log_says_so(
     async def test() -> None:
         own, its = socket.socketpair()
         host = SessionHost(1)
-        its.sendall(encoded(Begin(1, "", "a", 0)) + b"x" * (1 << 17))
+        its.sendall(encoded(Come(1, "", "a", 0)) + b"\xff" * (1 << 17))
         await host.serve(0, own)
         assert host._processes == {}
         its.close()
@@ -378,7 +466,7 @@ def test_one_process_shows_what_all_have_counted() -> None:
         await router.kill(0)
         await router.until(lambda: shown(router.links[1])[1:5] == [1, 100, 100, 1])
         first = router.start(0)
-        await router.until(lambda: shown(first)[1:4] == [1, 100, 100])
+        await router.until(lambda: shown(first)[1:4] == [1, 100, 200])
         await router.until(lambda: shown(router.links[1]) == [])
 
     in_router(test, look_s=0.001)
@@ -390,7 +478,7 @@ def test_a_parent_that_does_not_answer_makes_no_request_wait(monkeypatch: pytest
 
     async def test() -> None:
         its, parent = socket.socketpair()
-        link = SessionLink(its, [], 2)
+        link = SessionLink(its, [])
         running = asyncio.ensure_future(link.run())
         with pytest.raises(Unavailable, match="does not answer"):
             await link.open(A, TERMS, 0.001)
@@ -412,22 +500,27 @@ WORDS: Sequence[Word] = (
     Open(1, "alice", 'a\n"ü', 9, 1.5, 3, 1, 0.5),
     Leave(1),
     Close(2, "", "a"),
-    Begin(3, "", "a", 0),
-    End(3, 7),
+    Come(3, "", "a", 0),
+    Go(3, 7),
+    Begin(4, 1, "", "a", "x", -1, True, False, "y"),
+    Keep(5, 4, 2, b"\n12345678\n"),
     Pools(0, 100, "none\nis ready"),
     Answer(1, True),
-    Tell(),
+    Answer(1, True, tokens=b"\n\0\0\0"),
     Uncounted(),
     Counted(1, 2, 3, 4, 5, 6, 7, 8.5),
 )
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
-def test_a_word_is_one_line_and_is_read_as_it_was_said(word: Word) -> None:
-    line = encoded(word)
-    assert line.count(b"\n") == 1
-    assert line.endswith(b"\n")
-    assert (type(decoded(line)), decoded(line)) == (type(word), word)
+def test_a_word_is_read_as_it_was_said_and_no_more_than_it(word: Word) -> None:
+    async def read() -> tuple[Word, Word]:
+        reader = asyncio.StreamReader()
+        reader.feed_data(encoded(word) + encoded(Leave(1)))
+        return await read_word(reader), await read_word(reader)
+
+    found, next_one = asyncio.run(read())
+    assert (type(found), found, next_one) == (type(word), word, Leave(1))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from diptych.generation.sampling_params import SamplingParams
 from diptych.router.errors import ContextLengthExceeded
 from diptych.router.text.tokenization import MAX_INLINE_STEPS, MAX_SHORT_STEPS, Tokenization
 from diptych.router.values import validation
-from diptych.router.values.kept_sessions import Follow, KeptSessions, Terms
+from diptych.router.values.kept_sessions import TOKEN_TYPE, Follow, Tokens, Turn
 from diptych.router.values.request import (
     ChatPrompt,
     ClientRequest,
@@ -170,6 +171,10 @@ def test_the_prompts_of_one_request_have_a_bound_together(
         asyncio.run(tokenization.of_vectors(client, PoolingParams(), 100))
 
 
+async def never_kept(prompt: Tokens, output: Tokens) -> None:
+    raise AssertionError("it has not ended")
+
+
 @pytest.mark.parametrize(("before", "ids"), [([], [1, 0]), ([7, 7], [7, 7, 0])])
 def test_a_turn_in_the_middle_of_a_text_gets_no_special_tokens_and_one_that_begins_does(
     before: list[int], ids: list[int]
@@ -182,10 +187,7 @@ def test_a_turn_in_the_middle_of_a_text_gets_no_special_tokens_and_one_that_begi
         num_threads=1,
         cache_bytes=0,
     )
-    sessions = KeptSessions()
-    sessions.open("", "s", Terms(100, 60.0), 0.0)
-    sessions.turn("", Follow("s"), "first", 0.0).ended(before)
-    turn = sessions.turn("", Follow("s", "first"), "second", 0.0)
-    client = replace(asked(TextPrompt("a")), turn=turn)
+    turn = Turn(array(TOKEN_TYPE, before), never_kept)
+    client = replace(asked(TextPrompt("a")), follow=Follow("s", "first"), turn=turn)
     assert [list(each.ids) for each in asyncio.run(made.read(client, NO_LIMIT))] == [ids]
     made.close()

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
+
 import pytest
 
 from diptych.common.errors import InvalidRequest, Overloaded
 from diptych.router.values import kept_sessions
-from diptych.router.values.kept_sessions import IDLE_S, Follow, KeptSessions, Terms
+from diptych.router.values.kept_sessions import IDLE_S, TOKEN_TYPE, Follow, KeptSessions, Place, Terms, Tokens
 
 
 @pytest.fixture
@@ -14,15 +17,25 @@ def sessions() -> KeptSessions:
     return made
 
 
+def tokens(ids: Iterable[int]) -> Tokens:
+    return array(TOKEN_TYPE, ids)
+
+
+def begin(sessions: KeptSessions, owner: str, follow: Follow, name: str, now_s: float) -> Place:
+    return sessions.begin(owner, follow, name, 0, now_s)[1]
+
+
+def before(sessions: KeptSessions, owner: str, follow: Follow, name: str, now_s: float) -> list[int]:
+    return list(sessions.begin(owner, follow, name, 0, now_s)[0])
+
+
 def serve(
     sessions: KeptSessions, name: str, new: list[int], output: list[int], now_s: float = 1.0, **follow: object
 ) -> list[int]:
     """Serve a turn; return its whole prompt."""
-    turn = sessions.turn("ada", Follow("s", **follow), name, now_s)  # type: ignore[arg-type]
-    prompt = [*turn.before, *new]
-    for token in output:
-        turn.on_output([token])
-    turn.ended(prompt)
+    before, place = sessions.begin("ada", Follow("s", **follow), name, 0, now_s)  # type: ignore[arg-type]
+    prompt = [*before, *new]
+    place.keep(tokens(prompt), tokens(output))
     return prompt
 
 
@@ -51,9 +64,9 @@ def test_what_is_replaced_takes_its_followers_along(sessions: KeptSessions) -> N
 
 
 def test_a_turn_that_runs_or_failed_is_no_turn_yet_and_names_are_given_once(sessions: KeptSessions) -> None:
-    sessions.turn("ada", Follow("s"), "a", 1.0)
+    begin(sessions, "ada", Follow("s"), "a", 1.0)
     with pytest.raises(InvalidRequest, match="has ended"):
-        sessions.turn("ada", Follow("s", "a"), "b", 1.0)
+        begin(sessions, "ada", Follow("s", "a"), "b", 1.0)
     serve(sessions, "a", [1], [])
     with pytest.raises(InvalidRequest, match="already"):
         serve(sessions, "a", [1], [])
@@ -61,7 +74,7 @@ def test_a_turn_that_runs_or_failed_is_no_turn_yet_and_names_are_given_once(sess
 
 def test_a_session_is_its_owners_and_ends_when_it_is_closed_or_not_used(sessions: KeptSessions) -> None:
     with pytest.raises(InvalidRequest, match="no session"):
-        sessions.turn("bob", Follow("s"), "a", 1.0)
+        begin(sessions, "bob", Follow("s"), "a", 1.0)
     with pytest.raises(InvalidRequest, match="open already"):
         sessions.open("ada", "s", Terms(10, 60.0), 1.0)
     sessions.open("bob", "s", Terms(10, 60.0), 1.0)
@@ -73,17 +86,22 @@ def test_a_session_is_its_owners_and_ends_when_it_is_closed_or_not_used(sessions
     assert [sessions.close("ada", "s"), sessions.close("ada", "s"), sessions.close("bob", "s")] == [True, False, False]
 
 
+def test_a_session_is_of_one_model_as_tokens_of_another_mean_something_else(sessions: KeptSessions) -> None:
+    with pytest.raises(InvalidRequest, match="for another model"):
+        sessions.begin("ada", Follow("s"), "a", 1, 1.0)
+
+
 def test_one_that_asked_for_room_is_opened_again_on_the_same_terms_only(sessions: KeptSessions) -> None:
     terms = Terms(1000, 60.0, 500)
     sessions.open("ada", "t", terms, 0.0)
-    sessions.turn("ada", Follow("t"), "a", 1.0).ended([1, 2])
+    begin(sessions, "ada", Follow("t"), "a", 1.0).keep(tokens([1, 2]), tokens([]))
     sessions.open("ada", "t", terms, 60.0)
     for others in (Terms(999, 60.0, 500), Terms(1000, IDLE_S, 500), Terms(1000, 60.0, 501), Terms(1000, 60.0)):
         for act in (sessions.open, sessions.check):
             with pytest.raises(InvalidRequest, match="open already, on other terms"):
                 act("ada", "t", others, 60.0)
     sessions.check("bob", "t", Terms(999, 60.0), 60.0)
-    assert list(sessions.turn("ada", Follow("t", "a"), "b", 119.0).before) == [1, 2], "the same: asking has used it"
+    assert before(sessions, "ada", Follow("t", "a"), "b", 119.0) == [1, 2], "the same: asking has used it"
     sessions.check("ada", "t", Terms(999, 60.0), 180.0)
 
 
@@ -100,10 +118,10 @@ def test_sessions_are_few_and_bounded(sessions: KeptSessions, monkeypatch: pytes
         with pytest.raises(Overloaded, match="at most 2"):
             act("ada", "u", Terms(4, 60.0), 0.0)
     sessions.open("bob", "u", Terms(4, 60.0), 0.0)
-    turn = sessions.turn("ada", Follow("t"), "a", 1.0)
-    turn.ended([1, 2, 3, 4, 5])
+    turn = begin(sessions, "ada", Follow("t"), "a", 1.0)
+    turn.keep(tokens([1, 2, 3, 4, 5]), tokens([]))
     with pytest.raises(InvalidRequest, match="was kept: send the whole prompt"):
-        sessions.turn("ada", Follow("t", "a"), "b", 1.0)
+        begin(sessions, "ada", Follow("t", "a"), "b", 1.0)
 
 
 def test_where_owners_are_not_told_apart_all_of_them_have_more_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,15 +141,15 @@ def test_beyond_the_bound_of_all_sessions_those_go_that_were_used_longest_ago(
     sessions.open("bob", "t", Terms(10, 60.0), 0.0)
     sessions.open("eve", "u", Terms(10, 60.0), 0.0)
     for owner, session in (("bob", "t"), ("eve", "u")):
-        sessions.turn(owner, Follow(session), "a", 1.0).ended([1, 2])
+        begin(sessions, owner, Follow(session), "a", 1.0).keep(tokens([1, 2]), tokens([]))
     serve(sessions, "a", [1], [2])
-    sessions.turn("bob", Follow("t"), "b", 2.0).ended([])  # all is full, and eve's is the oldest
+    begin(sessions, "bob", Follow("t"), "b", 2.0).keep(tokens([]), tokens([]))  # all is full, and eve's is the oldest
     serve(sessions, "b", [3], [])
     with pytest.raises(InvalidRequest, match="made room for others"):
-        sessions.turn("eve", Follow("u"), "b", 3.0)
-    assert list(sessions.turn("bob", Follow("t", "a"), "c", 3.0).before) == [1, 2]
+        begin(sessions, "eve", Follow("u"), "b", 3.0)
+    assert before(sessions, "bob", Follow("t", "a"), "c", 3.0) == [1, 2]
     serve(sessions, "c", [1] * 20, [])
-    assert list(sessions.turn("ada", Follow("s", "c"), "d", 3.0).before) == [1] * 20, "the latest stays in any case"
+    assert before(sessions, "ada", Follow("s", "c"), "d", 3.0) == [1] * 20, "the latest stays in any case"
     sessions.close("ada", "s")
     sessions.open("ada", "s", Terms(10, 60.0), 3.0)
     serve(sessions, "a", [1], [], now_s=3.0)
@@ -140,7 +158,7 @@ def test_beyond_the_bound_of_all_sessions_those_go_that_were_used_longest_ago(
 def test_what_a_turn_replaces_is_there_until_it_has_ended(sessions: KeptSessions) -> None:
     for name, rid in (("a", ""), ("b", "a")):
         serve(sessions, name, [1], [2], rid=rid)
-    refused = sessions.turn("ada", Follow("s", "a", replace=True), "c", 1.0)
+    refused = begin(sessions, "ada", Follow("s", "a", replace=True), "c", 1.0)
     del refused  # by a limit, say
     assert serve(sessions, "d", [3], [], rid="b") == [1, 2, 1, 2, 3]
 
@@ -148,23 +166,23 @@ def test_what_a_turn_replaces_is_there_until_it_has_ended(sessions: KeptSessions
 def test_a_turn_whose_turn_before_it_was_replaced_meanwhile_is_not_kept(sessions: KeptSessions) -> None:
     serve(sessions, "a", [1], [])
     serve(sessions, "b", [2], [], rid="a")
-    late = sessions.turn("ada", Follow("s", "b"), "c", 1.0)
+    late = begin(sessions, "ada", Follow("s", "b"), "c", 1.0)
     serve(sessions, "d", [3], [], replace=True)
-    late.ended([1, 2, 3])
+    late.keep(tokens([1, 2, 3]), tokens([]))
     with pytest.raises(InvalidRequest, match="no turn 'c'"):
-        sessions.turn("ada", Follow("s", "c"), "x", 1.0)
+        begin(sessions, "ada", Follow("s", "c"), "x", 1.0)
 
 
 def test_turns_never_follow_each_other_in_a_circle_and_long_chains_are_dropped(sessions: KeptSessions) -> None:
     serve(sessions, "a", [], [])
-    late = sessions.turn("ada", Follow("s", "a"), "b", 1.0)
+    late = begin(sessions, "ada", Follow("s", "a"), "b", 1.0)
     serve(sessions, "c", [], [], replace=True)
     serve(sessions, "b", [], [], rid="c")
-    circle = sessions.turn("ada", Follow("s", "b"), "a", 1.0)
-    late.ended([])
-    circle.ended([])
+    circle = begin(sessions, "ada", Follow("s", "b"), "a", 1.0)
+    late.keep(tokens([]), tokens([]))
+    circle.keep(tokens([]), tokens([]))
     for number in range(200):
         serve(sessions, f"n{number}", [], [], rid=f"n{number - 1}" if number else "a")
     assert serve(sessions, "z", [7], [], replace=True) == [7]
     with pytest.raises(InvalidRequest, match="no turn"):
-        sessions.turn("ada", Follow("s", "n199"), "y", 1.0)
+        begin(sessions, "ada", Follow("s", "n199"), "y", 1.0)

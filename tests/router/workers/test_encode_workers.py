@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from diptych.common.members.roles import Role
 from diptych.common.members.terms import Feature, bits
 from diptych.router.choose.pairing import TEXT_KINDS
+from diptych.router.workers.availability import Availability
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.known_worker import KnownWorker
 from diptych.router.workers.worker_view import Pair
@@ -90,10 +93,15 @@ def test_while_no_pair_may_serve_nobody_is_asked() -> None:
 
 def test_pages_of_encode_workers_are_no_pages_of_prompts_and_one_that_is_not_reached_cuts_nobody_off() -> None:
     workers = [KnownWorker(each) for each in (PREFILL, DECODE, record(3, Role.ENCODE, 1, page_size=64))]
-    fleet: Any = SimpleNamespace(_page_sizes=None, _kinds=TEXT_KINDS, own_workers=lambda: workers)
-    fleet._serving_workers = lambda: Fleet._serving_workers(fleet)
-    assert Fleet.page_sizes.__get__(fleet) == {16}
-    reached = [worker.view(is_reached=worker.role is not Role.ENCODE) for worker in workers]
-    assert not Fleet.is_cut_off(SimpleNamespace(_views=lambda: reached))  # type: ignore[arg-type]
-    lost = [worker.view(is_reached=False) for worker in workers]
-    assert Fleet.is_cut_off(SimpleNamespace(_views=lambda: lost))  # type: ignore[arg-type]
+
+    def available(reached: Callable[[KnownWorker], bool]) -> Availability:
+        sessions: Any = {
+            number: SimpleNamespace(worker=worker, view=partial(worker.view, is_reached=reached(worker)))
+            for number, worker in enumerate(workers)
+        }
+        return Availability(sessions, "sees", TEXT_KINDS, {})
+
+    here = available(lambda worker: worker.role is not Role.ENCODE)
+    assert here.page_sizes == {16}
+    assert not here.is_cut_off()
+    assert available(lambda worker: False).is_cut_off()

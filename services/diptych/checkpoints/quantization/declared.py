@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.placement import Split
-from diptych.architectures.registry import placement_of
+from diptych.architectures.next_layer import placement_of
+from diptych.architectures.placement import Piece, Split
 from diptych.architectures.size import EXPERT, LINEAR
 from diptych.checkpoints.quantization.float8 import stores_fp8
 from diptych.checkpoints.quantization.scheme import code_of
@@ -18,6 +18,8 @@ from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import FOUR_BITS, MXFP4_GROUP, NIBBLES, Code
 
 USUAL_GROUP: Final = 128  # columns of a scale, where AWQ and GPTQ do not say it
+
+Units = Callable[[str, Piece], int]  # how many neighbouring columns of a tensor's piece no ranks can part
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,15 @@ class Declared:
             return self.group
         return NIBBLES if self.code in FOUR_BITS else 1
 
+    def unit_of(self, name: str, piece: Piece) -> int:
+        """See `Units`."""
+        return self.unit(piece.shape[-1]) if self.holds(name, piece.target) else 1
+
+
+def apart(name: str, piece: Piece) -> int:
+    """`Units` of floats: each column may be another rank's."""
+    return 1
+
 
 def declared(said: Mapping[str, Any]) -> Declared | None:
     """Return None for weights that are floats, or become floats when they are read: columns in no order of groups."""
@@ -59,18 +70,18 @@ def declared(said: Mapping[str, Any]) -> Declared | None:
     return Declared(code_of(found[0]), found[1], has_half, has_mins, left_out)
 
 
-def check_groups(model: ModelConfig, shard: Shard, stored: Declared) -> None:
+def check_groups(model: ModelConfig, shard: Shard, units: Units) -> None:
     """Raise `ConfigError` where ranks such as `shard` would divide columns that share a scale, or a byte."""
     options = f"--tp {shard.size}"
     if shard.network is not None:
         options += f" with --dp-attention {shard.network.size // shard.size}"
-    for name, cuts in shard.placement(model, placement_of):
+    for name, cuts in shard.placement(model, placement_of(model)):
         for cut in cuts:
-            num_columns, unit = cut.local.shape[-1], stored.unit(cut.full.shape[-1])
-            if cut.full.split is Split.COLUMNS and num_columns % unit and stored.holds(name, cut.full.target):
+            num_columns, is_cut = cut.local.shape[-1], cut.full.split is Split.COLUMNS and cut.full != cut.local
+            if is_cut and num_columns % (unit := units(name, cut.full)):
                 raise ConfigError(
                     f"{options} leaves a rank {num_columns} of the {cut.full.shape[-1]} columns of {name}, which "
-                    f"divide a group of {unit} that {stored.code} codes share: give a smaller --tp, or "
+                    f"divide a group of {unit} codes that share a scale, or a byte: give a smaller --tp, or "
                     "--quantization none"
                 )
 

@@ -53,6 +53,11 @@ def assemble(
             yield f"{module}{scheme.result}", _built(module, parts.pop(module), scheme)
 
 
+def quantized_names(names: Collection[str], scheme: Scheme) -> set[str]:
+    """Return which matrices `assemble` will put together."""
+    return {f"{module}{scheme.result}" for module in _modules(names, scheme)}
+
+
 def _modules(names: Collection[str], scheme: Scheme) -> dict[str, set[str]]:
     """Return the parts of each quantised module."""
     split = [(module, suffix) for module, _, suffix in (name.rpartition(scheme.separator) for name in names)]

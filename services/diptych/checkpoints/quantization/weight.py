@@ -66,3 +66,10 @@ def expanded(tensors: Iterable[tuple[str, Stored]]) -> Iterator[tuple[str, Array
     """Yield every tensor in float32."""
     for name, tensor in tensors:
         yield name, as_floats(tensor)
+
+
+def without_scales(tensors: Iterable[tuple[str, Stored]]) -> Iterator[tuple[str, Stored]]:
+    """Yield in float32 what has scales, so that columns may be parted anywhere."""
+    for name, tensor in tensors:
+        has_scales = isinstance(tensor, QuantizedArray) and tensor.scales is not None
+        yield name, as_floats(tensor) if has_scales else tensor

@@ -14,7 +14,7 @@ from diptych.architectures.registry import from_hf
 from diptych.architectures.stages import check_stages
 from diptych.checkpoints.gguf_model import GgufModel
 from diptych.checkpoints.hf_folder import quantization_of, read_scheme, with_processor
-from diptych.checkpoints.quantization.declared import Declared, check_groups, declared
+from diptych.checkpoints.quantization.declared import Declared, Units, apart, check_groups, declared
 from diptych.cli.reports.model_report import Plan, as_json, as_text, shard_of
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
@@ -72,7 +72,8 @@ def main(config: DescribeConfig) -> int:
     check_stages(model, config.pp)
     stored = stored_as(path, model.model_id)
     kept = None if config.quantization == "none" else stored
-    check_ranks(model, kept, config.tp, config.dp_attention)
+    units = apart if config.quantization == "none" else units_of(path, stored)
+    check_ranks(model, units, config.tp, config.dp_attention)
     plan = Plan(
         config.gpu_gib,
         config.gpu_memory_share,
@@ -86,17 +87,17 @@ def main(config: DescribeConfig) -> int:
         has_fp8=config.quantization == "fp8" or (kept is not None and kept.code == "fp8"),
         gpus_per_node=config.gpus_per_node,
         num_sharing=config.dp_attention,
-        tps=_tps(model, kept, config),
+        tps=_tps(model, units, config),
         pp=config.pp,
     )
     print(json.dumps(as_json(model, plan), indent=2) if config.json else as_text(model, plan))
     return 0
 
 
-def _tps(model: ModelConfig, kept: Declared | None, config: DescribeConfig) -> list[int]:
+def _tps(model: ModelConfig, units: Units, config: DescribeConfig) -> list[int]:
     """Return the GPUs of a stage that the model divides by: of a worker on one node, or on several that are full."""
     most = config.gpus_per_node * MAX_NODES // config.pp
-    return [tp for tp in range(1, most + 1) if _is_placed(tp, config) and _divides(model, kept, tp, config)]
+    return [tp for tp in range(1, most + 1) if _is_placed(tp, config) and _divides(model, units, tp, config)]
 
 
 def _is_placed(tp: int, config: DescribeConfig) -> bool:
@@ -107,21 +108,21 @@ def _is_placed(tp: int, config: DescribeConfig) -> bool:
     return True
 
 
-def _divides(model: ModelConfig, kept: Declared | None, tp: int, config: DescribeConfig) -> bool:
+def _divides(model: ModelConfig, units: Units, tp: int, config: DescribeConfig) -> bool:
     try:
-        check_ranks(model, kept, tp, config.dp_attention)
+        check_ranks(model, units, tp, config.dp_attention)
     except ConfigError:
         return False
     return True
 
 
-def check_ranks(model: ModelConfig, kept: Declared | None, tp: int, num_sharing: int) -> None:
-    """Raise `ConfigError` unless schedulers of so many ranks can share a model whose matrices are `kept` so."""
+def check_ranks(model: ModelConfig, units: Units, tp: int, num_sharing: int) -> None:
+    """Raise `ConfigError` unless schedulers of so many ranks can share a model whose columns are parted so."""
     check_divides(model, tp)
     if num_sharing > 1:
         check_shared(model, tp * num_sharing)
-    if kept and tp * num_sharing > 1:
-        check_groups(model, shard_of(model, tp, num_sharing), kept)
+    if units is not apart and tp * num_sharing > 1:
+        check_groups(model, shard_of(model, tp, num_sharing), units)
 
 
 def read(path: Path) -> ModelConfig:
@@ -156,6 +157,13 @@ def stored_as(path: Path, model_id: str) -> Declared | None:
     if said:
         read_scheme(said, model_id)
     return declared(said)
+
+
+def units_of(path: Path, stored: Declared | None) -> Units:
+    """Return which columns ranks can't part, as far as it is known without the weights."""
+    if path.suffix == ".gguf":
+        return GgufModel(path).units()
+    return apart if stored is None else stored.unit_of
 
 
 def integers_by_name(path: Path) -> dict[str, IntegerLayout]:

@@ -121,6 +121,7 @@ class KvCache:
         self._duplicates: list[Pages] = []  # of shared pages, still read by steps or transfers
         self.pages_per_state = pages_per_state
         self.windows = windows
+        self._begins_anywhere = not (windows.num_groups or pages_per_state)  # behind any text, with nothing beside
         beside = Beside(windows, pages_per_state, page_size)
         self._lower = SharedTiers(self.tree, tiers, store, page_size, beside, self._make_room)
         fitting = windows.fitting(self.pool.capacity - NUM_STATES * pages_per_state, page_size)
@@ -213,6 +214,8 @@ class KvCache:
         """How many tokens of the request need not be computed now, in all levels. Counts as no use."""
         tokens, extra_key = self._matchable(request), request.extra_key
         request.found, num_tokens = self.tree.reach(tokens, extra_key, request.found)
+        if self._begins_anywhere:
+            return num_tokens
         if self.begins_with_state(request):
             return self.tree.peek_state(tokens, extra_key, request.found)
         if self.begins_with_windows(request):
@@ -239,10 +242,10 @@ class KvCache:
         self.tree.lock(match.node)
         num_state_pages = self.pages_per_state if request.state_len else 0
         num_window_pages, num_owed = self._begin_windows(request, match.node) if self.windows.num_groups else (0, 0)
-        num_lower_places = sum([node.num_places for node in match.lower_nodes])
+        num_lower_places = sum([node.num_places for node in match.lower_nodes]) if match.lower_nodes else 0
         num_pages = self.pages_for(request.num_tokens) - len(match.pages) - match.num_lower_pages
         need = num_lower_places + num_pages + num_window_pages + num_state_pages
-        num_kept = self.tree.states.num_unread(match.node) if self.begins_with_state(request) else 0
+        num_kept = self._num_unread(request, match.node) if self.pages_per_state else 0
         num_left = self.num_available - need - num_kept - num_owed
         if num_left < 0 or num_left < spare_pages(request):
             self._unlock(request, match.node)
@@ -354,8 +357,10 @@ class KvCache:
         self._end_reading(request)
         start = request.node.end
         insertion = self._hand_over(request, num_tokens)
-        self.page_table[request.row, start : insertion.node.end] = insertion.pages
-        self._keep_snapshots(request, insertion.node, num_tokens)
+        if len(insertion.known):
+            self.page_table[request.row, start : insertion.node.end] = insertion.pages
+        if request.snapshots:
+            self._keep_snapshots(request, insertion.node, num_tokens)
         duplicate = insertion.duplicate
         self.tree.lock(insertion.node)
         if self.windows.num_groups:
@@ -408,8 +413,9 @@ class KvCache:
         insertion = self._hand_over(request, request.computed_len)
         self.tree.use(insertion.node)
         self.sessions.ended(request, insertion.node, self.tree.now_s)
-        self.pool.release(insertion.duplicate)
-        self.pool.release(self.pages_of(request)[insertion.node.end :].copy())
+        if len(insertion.duplicate):
+            self.pool.release(insertion.duplicate)
+        self.pool.release(self.page_table[request.row, insertion.node.end : request.num_pages].copy())
         if self.windows.num_groups:
             self.pool.release(self._windows.hand_over(request, insertion.node))
             self.pool.release(self._windows.own(request).ravel())
@@ -562,6 +568,10 @@ class KvCache:
 
     def _match_down_to(self, deepest: int, request: Request) -> Match:
         tokens, extra_key = self._matchable(request), request.extra_key
+        if self._begins_anywhere:
+            match = self.tree.match(tokens, extra_key, deepest, request.found)
+            request.found = match.node
+            return match
         request.found = self.tree.end_of(tokens, extra_key, request.found)
         if self.begins_with_state(request):
             return self.tree.match_state(tokens, extra_key, deepest, request.found)
@@ -572,6 +582,8 @@ class KvCache:
     def _matchable(self, request: Request) -> I64:
         """Return the tokens that may be found: not all where the last one needs what is before it."""
         tokens = request.tokens[: request.matchable_len]
+        if self._begins_anywhere:
+            return tokens
         needs_more = self.begins_with_state(request) or self.begins_with_windows(request)
         return tokens[: request.num_tokens - 1] if needs_more else tokens
 
@@ -646,6 +658,10 @@ class KvCache:
                 self.pool.cache(snapshot.pages)
             else:
                 self.pool.release(snapshot.pages)
+
+    def _num_unread(self, request: Request, node: Node) -> int:
+        """Return how many pages fewer can be taken once the request reads the state that it begins with."""
+        return self.tree.states.num_unread(node) if self.begins_with_state(request) else 0
 
     def _begin_reading(self, request: Request, match: Match) -> None:
         if self.begins_with_state(request) and match.node.state is not None:

@@ -95,19 +95,7 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
     source = open_served(config, role)
     metrics = WorkerMetrics(trust.tls)
     async with contextlib.AsyncExitStack() as stack:
-        num_threads, cache_bytes = config.tokenizer_threads, config.tokenizer_cache_bytes
-        prompts = TokenizerManager(source.tokenizer, num_threads=num_threads, cache_bytes=cache_bytes)
-        stack.callback(prompts.close)
-        model_id = source.config.model_id
-        lead = await _lead(config, role, source, stop)
-        places = stack.enter_context(shared_places(config))
-        starting = [
-            _member(config, trust, role, rank, model_id, metrics, prompts, lead, place)
-            for rank, place in enumerate(places)
-        ]
-        members = [await stack.enter_async_context(each) for each in starting]
-        if config.dp_attention:
-            share_experts([member.group.scheduler for member in members])
+        members = await _members(stack, config, trust, role, source, metrics, stop)
         service = WorkerService(member.group for member in members)
         ours = [member.secret for member in members]
         watcher = MembershipWatcher(config.bootstrap, trust, instances=ours, without_loads=True)
@@ -123,11 +111,7 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
         )
         if leader is not None:
             stack.enter_context(leader.ending())  # while it can be heard
-        app = metrics_app(metrics, service.groups)
-        app.router.routes.append(drain_route("/drain", drain, trust, metrics.refusals))
-        app.router.routes.append(role_route(service, roles, trust, metrics.refusals))
-        app.router.routes.extend(weight_routes(service.groups, config.drain_s, trust, metrics.refusals))
-        scraped = HttpServer(app, config.host, config.metrics_port, stop_grace_s=SCRAPE_GRACE_S)
+        scraped = _scraped(config, trust, metrics, service, drain, roles)
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(watcher.run()), tasks.create_task(health.heartbeat.run())]
             if leader is not None:
@@ -142,6 +126,47 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
             scraped.stop()
             for task in background:
                 task.cancel()
+
+
+async def _members(
+    stack: contextlib.AsyncExitStack,
+    config: WorkerConfig,
+    trust: Trust,
+    role: Role,
+    source: ModelSource,
+    metrics: WorkerMetrics,
+    stop: event_loop.Stop,
+) -> Sequence[_Member]:
+    """Start the scheduler groups of this worker, one after the other; they end with `stack`."""
+    num_threads, cache_bytes = config.tokenizer_threads, config.tokenizer_cache_bytes
+    prompts = TokenizerManager(source.tokenizer, num_threads=num_threads, cache_bytes=cache_bytes)
+    stack.callback(prompts.close)
+    model_id = source.config.model_id
+    lead = await _lead(config, role, source, stop)
+    places = stack.enter_context(shared_places(config))
+    starting = [
+        _member(config, trust, role, rank, model_id, metrics, prompts, lead, place) for rank, place in enumerate(places)
+    ]
+    members = [await stack.enter_async_context(each) for each in starting]
+    if config.dp_attention:
+        share_experts([member.group.scheduler for member in members])
+    return members
+
+
+def _scraped(
+    config: WorkerConfig,
+    trust: Trust,
+    metrics: WorkerMetrics,
+    service: WorkerService,
+    drain: WorkerDrain,
+    roles: RoleChanges,
+) -> HttpServer:
+    """Return the server of metrics, where operators also drain, change roles and give weights."""
+    app = metrics_app(metrics, service.groups)
+    app.router.routes.append(drain_route("/drain", drain, trust, metrics.refusals))
+    app.router.routes.append(role_route(service, roles, trust, metrics.refusals))
+    app.router.routes.extend(weight_routes(service.groups, config.drain_s, trust, metrics.refusals))
+    return HttpServer(app, config.host, config.metrics_port, stop_grace_s=SCRAPE_GRACE_S)
 
 
 @dataclass(frozen=True, slots=True)

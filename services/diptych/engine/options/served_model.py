@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from diptych.architectures.fair_shares import check_divides, check_experts, check_shared
-from diptych.checkpoints.source import ChangedModel, ModelSource, bounded, keeping_all, open_model
+from diptych.checkpoints.source import ChangedModel, ExpandedModel, ModelSource, bounded, keeping_all, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.options.speculation import Speculation, parse_speculate
 from diptych.generation.request_groups import OF_HEAD
@@ -21,10 +21,13 @@ OF_EXPERTS: Final = ("redundant_experts", "rebalance_experts")  # options that m
 
 def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
     """Return `source` with the context, the windows and the draft layers that `options` say. Raises `ConfigError`."""
+    if options.quantization == "none":
+        source = ExpandedModel(source)
     if options.expert_parallel:
         check_experts(source.config, options.tp)
     if options.dp_attention:
         _check_shared(source, options)
+    _check_groups(source, options)
     _check_rows(source, options)
     if options.overlap_batches and source.config.recurrent is not None:
         words = "whose states are of a whole step: leave it out"
@@ -60,6 +63,22 @@ def _check_shared(source: ModelSource, options: EngineOptions) -> None:
         raise ConfigError(f"--redundant-experts {options.redundant_experts} are more than {most}: all on all ranks")
 
 
+def _check_groups(source: ModelSource, options: EngineOptions) -> None:
+    """Raises `ConfigError` where ranks would divide columns of a weight that share a scale."""
+    num_sharing = options.dp if options.dp_attention else 1
+    if options.tp * num_sharing == 1:
+        return
+    from diptych.checkpoints.quantization.declared import apart, check_groups
+    from diptych.checkpoints.shard import Shard
+
+    has_experts = source.config.moe is not None and source.config.has_experts
+    whole = options.expert_parallel or (options.dp_attention and has_experts)
+    network = Shard(0, options.tp * num_sharing) if options.dp_attention and not has_experts else None
+    units = source.units()
+    if units is not apart:
+        check_groups(source.config, Shard(0, options.tp, whole_experts=whole, network=network), units)
+
+
 def _check_rows(source: ModelSource, options: EngineOptions) -> None:
     """Raises `ConfigError` where the rules of states would take a row of guesses for tokens that all came true."""
     by_torch = options.extend_backend == options.decode_backend == "torch"
@@ -80,6 +99,7 @@ def open_draft(source: ModelSource, options: EngineOptions) -> ModelSource | Non
     draft = keeping_all(_opened(source, options, guessing))
     _check_pages(source, draft, guessing.source)
     check_divides(draft.config, options.tp)
+    _check_groups(draft, options)
     return ChangedModel(draft, replace(draft.config, context_len=source.config.context_len))
 
 
@@ -88,7 +108,10 @@ def _opened(source: ModelSource, options: EngineOptions, guessing: Speculation) 
         from diptych.checkpoints.eagle_folder import EagleFolder
 
         return EagleFolder(Path(guessing.model).expanduser(), source)
-    return open_model(guessing.model, options.load_format) if guessing.model else source.next_layer()
+    if not guessing.model:
+        return source.next_layer()
+    draft = open_model(guessing.model, options.load_format)
+    return ExpandedModel(draft) if options.quantization == "none" else draft
 
 
 def _check_pages(source: ModelSource, draft: ModelSource, name: str) -> None:

@@ -263,12 +263,9 @@ def load_model(
     dtype = DTYPES[options.dtype]
     with torch.inference_mode():
         part = ModelPart.of(source, communicator, whole_experts=options.expert_parallel)
+        if kv.is_cuda:
+            _check_on_gpu(part.config, options, communicator)
         sinks = new_sinks(part.config.attending, kv.device)
-        if options.deterministic and kv.is_cuda:
-            _check_fixed_order(part.config, 1 if communicator is None else communicator.size)
-        if kv.is_cuda and part.config.pooling is not None and part.config.pooling.needs_all_tokens:
-            words = f"pooling by {part.config.pooling.method} is not computed on GPUs yet: give --device cpu"
-            raise ConfigError(f"{part.config.model_id}: {words}")
         kinds = _kinds(part.config.attending, main, kv, options, sinks)
         backend = _choose(kinds, options)
         ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)
@@ -279,12 +276,11 @@ def load_model(
         late_layer = part.config.num_layers - 1 if part.config.has_last_layer else None
         loras = Loras(late_layer, _adapters_of(part.adapted, options, dtype, kv.device), backend.low_rank)
         wrapped = weights.wrapped(loras.wrap)
-        encodes = part.config.encoder is not None
-        stages = None if communicator is None else communicator.stages
         decoder: Decoder | EncoderModel
-        if encodes:
+        if part.config.encoder is not None:
             decoder = EncoderModel(part.config, wrapped, dtype)
         else:
+            stages = None if communicator is None else communicator.stages
             decoder = Decoder(part.config, wrapped, ops, dtype, stages)
     return LoadedModel(
         config=part.config,
@@ -307,6 +303,15 @@ def load_model(
         words=weights.constant("words").long() if part.config.eagle and part.config.eagle.has_words else None,
         blueprint=Blueprint(placement, ops, dtype, kv.device, weights.vectors()),
     )
+
+
+def _check_on_gpu(config: ModelConfig, options: ModelOptions, communicator: Communicator | None) -> None:
+    """Raise `ConfigError` if a GPU can't compute the model as it is asked to."""
+    if options.deterministic:
+        _check_fixed_order(config, 1 if communicator is None else communicator.size)
+    if config.pooling is not None and config.pooling.needs_all_tokens:
+        words = f"pooling by {config.pooling.method} is not computed on GPUs yet: give --device cpu"
+        raise ConfigError(f"{config.model_id}: {words}")
 
 
 def _shared(config: ModelConfig) -> Sequence[str]:

@@ -204,7 +204,8 @@ class AdapterTurns:
     def end(self, room: int) -> None:
         number = self._held.pop(room, None)
         if number is None:
-            self._leave_lines(room)
+            if self._users or any(self._lines):
+                self._leave_lines(room)
             return
         self._users[number].discard(room)
         if not self._users[number]:

@@ -59,15 +59,17 @@ def build_batch(
     if not step.chunks and not step.drafts:
         return _build_decode(step.decodes, page_table, page_size, pending, pages_per_state, window_table)
     drafts = step.drafts or {}
-    row_lens = [1 + len(drafts.get(request.room, ())) for request in step.decodes]
-    requests = [*step.decodes, *(chunk.request for chunk in step.chunks)]
-    starts = np.array([*(r.computed_len for r in step.decodes), *(c.start for c in step.chunks)], dtype=np.int64)
-    extend_lens = np.array([*row_lens, *(chunk.num_tokens for chunk in step.chunks)], dtype=np.int64)
+    row_lens = (
+        [1 + len(drafts.get(request.room, ())) for request in step.decodes] if drafts else [1] * len(step.decodes)
+    )
+    requests = [*step.decodes, *[chunk.request for chunk in step.chunks]]
+    starts = np.array([*[r.computed_len for r in step.decodes], *[c.start for c in step.chunks]], dtype=np.int64)
+    extend_lens = np.array([*row_lens, *[chunk.num_tokens for chunk in step.chunks]], dtype=np.int64)
     owner = np.repeat(np.arange(len(requests)), extend_lens)
     positions = np.arange(len(owner)) - (np.cumsum(extend_lens) - extend_lens)[owner] + starts[owner]
     table, out_slots = _slots(requests, owner, positions, page_table, page_size)
     windows = _window_groups(requests, owner, positions, window_table, page_size)
-    if any(chunk.start < chunk.request.cached_len for chunk in step.chunks):
+    if any([chunk.start < chunk.request.cached_len for chunk in step.chunks]):
         cached_lens = np.array([request.cached_len for request in requests], dtype=np.int64)
         for slots in (out_slots, *(windows.out_slots if windows else ())):
             slots[positions < cached_lens[owner]] = NULL_PAGE  # it is there, in pages that others read too
@@ -77,7 +79,7 @@ def build_batch(
     encodes = _encodes(step.chunks, table[len(step.decodes) :])
     embeds = _embeds(step.chunks, len(row_tokens))
     input_ids = _without_keys(np.concatenate([row_tokens, *spans]), images, embeds)
-    num_sampled = np.array([*row_lens, *(int(chunk.is_last) for chunk in step.chunks)], dtype=np.int64)
+    num_sampled = np.array([*row_lens, *[chunk.is_last for chunk in step.chunks]], dtype=np.int64)
     return ForwardBatch(
         mode=_mode(step),
         input_ids=np.zeros_like(input_ids) if encodes else input_ids,
@@ -294,7 +296,7 @@ def _without_keys(input_ids: I64, images: Sequence[ImageRows], embeds: StepRows 
 
 def _prompt_rows(chunks: Sequence[Chunk], offset: int) -> PromptRows | None:
     """Return the prompt tokens whose log-probabilities are wanted, of chunks that start at row `offset`; or None."""
-    if all(chunk.request.prompt_logprobs is None for chunk in chunks):
+    if all([chunk.request.prompt_logprobs is None for chunk in chunks]):
         return None
     token_rows, target_ids, num_top = [], [], 0
     for chunk in chunks:

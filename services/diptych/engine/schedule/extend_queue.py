@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, NamedTuple, TypeAlias
 
 from diptych.engine.cache.kv_cache import KvCache
@@ -89,8 +89,8 @@ class ExtendQueue:
         return bool(self._extending or self._waiting.expected)
 
     @property
-    def admitted(self) -> tuple[Request, ...]:
-        return tuple(self._extending)
+    def admitted(self) -> Collection[Request]:
+        return self._extending
 
     @property
     def waiting_tokens(self) -> int:
@@ -228,6 +228,8 @@ class ExtendQueue:
             if not step.admits(request, request.computed_len):
                 return False
             step.add(request)
+            if not self._cache.windows.num_groups:
+                continue
             if not self._cache.grow_windows(request, request.computed_len + step.chunks[-1].num_tokens):
                 step.chunks.pop()
                 return False

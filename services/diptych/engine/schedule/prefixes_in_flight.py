@@ -29,7 +29,9 @@ class PrefixProducer:
 
     request: Request
     num_pages: int
-    source: int  # who computes them: an instance; 0: we
+    keys: Sequence[
+        tuple[int, int]
+    ]  # of the pages that are looked up: who computes them, 0 where we do, and their names
 
     @property
     def is_on_its_way(self) -> bool:
@@ -68,11 +70,14 @@ class PrefixesInFlight:
     def add(self, request: Request, source: int = 0) -> None:
         """Take note of a request that has got its pages."""
         self._forget_ended()
-        producer = PrefixProducer(request, request.num_tokens // self._page_size, source)
-        if producer.num_pages:
-            self._remembered.append(producer)
-        for name in self._names(producer):
-            self._producers.setdefault(name, []).append(producer)
+        num_pages = request.num_tokens // self._page_size
+        if not num_pages:
+            return
+        keys = [(source, name) for name in page_names(request, self._page_size)[:num_pages:STRIDE]]
+        producer = PrefixProducer(request, num_pages, keys)
+        self._remembered.append(producer)
+        for key in keys:
+            self._producers.setdefault(key, []).append(producer)
 
     def longest(self, request: Request, source: int = 0) -> PendingPrefix | None:
         """Return who will bring most of the request's prefix from `source`, None if nobody brings any."""
@@ -111,10 +116,6 @@ class PrefixesInFlight:
                 break
         return best
 
-    def _names(self, producer: PrefixProducer) -> Iterator[tuple[int, int]]:
-        for name in page_names(producer.request, self._page_size)[: producer.num_pages : STRIDE]:
-            yield producer.source, name
-
     def _forget_ended(self) -> None:
         """Forget those of a few that have ended: no call takes long, and most of those remembered have not."""
         for _ in range(min(NUM_LOOKED_AT, len(self._remembered))):
@@ -125,11 +126,11 @@ class PrefixesInFlight:
                 self._forget(producer)
 
     def _forget(self, producer: PrefixProducer) -> None:
-        for name in self._names(producer):
-            producers = self._producers[name]
+        for key in producer.keys:
+            producers = self._producers[key]
             producers.remove(producer)
             if not producers:
-                del self._producers[name]
+                del self._producers[key]
 
 
 def common_len(one: Request, other: Request, page_size: int) -> int:

@@ -110,7 +110,7 @@ class Running:
     @property
     def admitted(self) -> list[Request]:
         """Requests that hold pages and go on."""
-        return [*self._batch, *self._queue.admitted]
+        return [*self._batch.by_room.values(), *self._queue.admitted]
 
     @property
     def leaving(self) -> list[Request]:
@@ -400,6 +400,7 @@ def _known(guess: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
 
 def _plain_steps(request: Request, token_id: int) -> int:
     """Return how many steps of a request `append_plain` will take such a token of."""
-    is_plain = request.samples_plainly and request.num_output_tokens > 1 and token_id not in request.end_ids
+    is_told_so = request.num_output_tokens > request.is_imported  # see `append_plain`
+    is_plain = is_told_so and request.samples_plainly and token_id not in request.end_ids
     is_known = request.computed_len + 1 == request.num_tokens and not request.has_ended
     return max(0, request.max_len - 1 - request.num_tokens) if is_plain and is_known else 0

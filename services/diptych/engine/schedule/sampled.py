@@ -59,7 +59,7 @@ def append_plain(step: Step, result: StepResult) -> Plain:
         num_tokens = request.num_tokens
         index = num_tokens - request.prompt_len
         if (
-            (index > 1 or (index == 1 and not request.is_imported))  # the first here carries measurements
+            index > request.is_imported  # the first, and the second of an imported one, carry measurements
             and request.samples_plainly
             and num_tokens + 1 < request.max_len
             and token_id not in request.end_ids
@@ -86,7 +86,7 @@ def _append_rows(step: Step, drafts: Drafts, samples: Sequence[int]) -> Plain:
         num_tokens, token_ids = request.num_tokens, verified(own, tuple(samples[first : first + 1 + len(own)]))
         index, end = num_tokens - request.prompt_len, num_tokens + len(token_ids)
         if (
-            (index > 1 or (index == 1 and not request.is_imported))
+            index > request.is_imported
             and request.samples_plainly
             and end < request.max_len
             and request.end_ids.isdisjoint(token_ids)
@@ -114,11 +114,16 @@ def sampled(step: Step, result: StepResult, rows: Iterable[int]) -> Iterator[Sam
         request, first = step.sampled[row], firsts[row]
         if request.has_ended:
             continue
-        drafts = step.drafts_of(request)
-        token_ids = verified(drafts, tuple(result.token_ids[first : first + 1 + len(drafts)].tolist()))
-        _roll_back(request, drafts, token_ids)
-        own = range(first, first + len(token_ids))
-        yield Sampled(request, token_ids, _logprobs(request, result, own), _insight(request, result, own))
+        token_ids: TokenIds = (result.token_ids.item(first),)
+        if step.drafts:
+            drafts = step.drafts_of(request)
+            token_ids = verified(drafts, tuple(result.token_ids[first : first + 1 + len(drafts)].tolist()))
+            _roll_back(request, drafts, token_ids)
+        if request.samples_plainly:
+            yield Sampled(request, token_ids, None, None)
+        else:
+            own = range(first, first + len(token_ids))
+            yield Sampled(request, token_ids, _logprobs(request, result, own), _insight(request, result, own))
 
 
 def _logprobs(request: Request, result: StepResult, samples: range) -> TokenLogprobs | None:

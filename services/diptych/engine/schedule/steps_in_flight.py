@@ -67,7 +67,9 @@ class StepsInFlight:
     def share(self, request: Request, num_tokens: int) -> None:
         """Let others reuse the request's first `num_tokens` tokens, which steps that are over have computed."""
         duplicates = self._cache.share(request, num_tokens)
-        if self._steps and len(duplicates):
+        if not len(duplicates):
+            return
+        if self._steps:
             self._duplicates.append((self._steps[-1], duplicates))
         else:
             self._cache.release_duplicates(duplicates)
@@ -93,7 +95,7 @@ class StepsInFlight:
         return any(step.involves(request) for step in self._steps)
 
     def _release(self, request: Request, release: Callable[[Request], None]) -> None:
-        if self.involve(request):
+        if self._steps and self.involve(request):
             self._leaving.append((request, release))
         else:
             release(request)

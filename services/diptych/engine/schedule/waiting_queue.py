@@ -155,7 +155,7 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         """Take out a request."""
         self._discount(request)
-        if not self._aside.remove(request):
+        if not (self._aside.waiters and self._aside.remove(request)):
             self._leave(request)
         self._places.pop(request.room, None)
         self._yielding.pop(request.room, None)
@@ -184,9 +184,10 @@ class WaitingQueue:
         self.num_prompts -= expected > 0
 
     def _choose(self, now_s: float) -> Request:
-        self._end_yielding(now_s)
-        lines = self._lines or self._idle
-        return self._policy.choose(lines.first(self._shares.next(lines)), now_s)
+        if self._yielding_by_age:
+            self._end_yielding(now_s)
+        lines = self._lines if self._lines.by_tenant else self._idle
+        return self._policy.choose(lines.first(self._shares.next(lines.by_tenant)), now_s)
 
     def _end_yielding(self, now_s: float) -> None:
         """Give work for idle time that gives way no longer its places among all others."""

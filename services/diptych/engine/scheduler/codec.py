@@ -28,6 +28,8 @@ from diptych.generation.codec import (
 from diptych.generation.leg_prompt import contents_of, prompt_of
 from diptych.generation.output import Output, Stats
 from diptych.generation.page_hash import extra_key
+from diptych.generation.request_groups import NO_ACCOUNT, NO_HINTS
+from diptych.generation.slo import NO_SLO
 from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
 
 _DURATIONS: Final = ("queue", "grant", "compute", "transfer", "verify", "added_ttft", "join")
@@ -47,13 +49,14 @@ def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, 
         raise InvalidRequest(words, param="num_prior_output_tokens")
     params = params_from_wire(leg.sampling)
     params.validate()
-    account = account_from_wire(leg)
-    account.validate()
-    slo = slo_from_wire(leg)
-    slo.validate()
+    account, slo, hints = account_from_wire(leg), slo_from_wire(leg), hints_from_wire(leg)
+    if account is not NO_ACCOUNT:
+        account.validate()
+    if slo is not NO_SLO:
+        slo.validate()
+    if hints is not NO_HINTS:
+        hints.validate()
     room_left = max(1, max_tokens - len(prompt))
-    hints = hints_from_wire(leg)
-    hints.validate()
     request = new_request(
         leg.room,
         prompt,
@@ -65,7 +68,7 @@ def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, 
         extra_key=extra_key(hints.cache_namespace, adapter.fingerprint),
         num_prior_output_tokens=leg.num_prior_output_tokens,
         adapter=adapter.number,
-        contents=contents_of(leg),
+        contents=contents_of(leg) if leg.contents else (),
         labels=tuple(leg.label_token_ids),
     )
     holder = PrefixHolder(leg.holder.instance_id, leg.holder.num_tokens) if leg.HasField("holder") else None

@@ -50,6 +50,7 @@ class GrammarThread:
         self._clock = clock
         self._is_open = threading.Event()
         self._changed = threading.Condition()  # guards what follows
+        self._rooms: set[int] = set()  # submitted and not dropped; the scheduler's thread alone uses it
         self._queue = CheckQueue(LIMITS)
         self._jobs: dict[int, CompileGrammar] = {}  # by number in the queue
         self._numbers: dict[int, int] = {}  # by room
@@ -73,6 +74,7 @@ class GrammarThread:
 
     def submit(self, effect: CompileGrammar) -> None:
         """Answer by one event that `poll` returns some time later, unless the room is dropped before."""
+        self._rooms.add(effect.room)
         with self._changed:
             number = self._queue.offer(effect.tenant, self._clock())
             if isinstance(number, Refused):
@@ -90,6 +92,9 @@ class GrammarThread:
 
     def drop(self, room: int) -> None:
         """Nobody waits for this room's grammar any more, if anybody did."""
+        if room not in self._rooms:
+            return
+        self._rooms.remove(room)
         with self._changed:
             number = self._numbers.pop(room, None)
             if number is not None:

@@ -160,51 +160,36 @@ def _prepare_torch(options: EngineOptions) -> None:
         configure_threads(options.num_threads)
 
 
+@dataclass(frozen=True, slots=True)
+class Deciding:
+    """What decides in a scheduler, and the adapters and weights that it decides about."""
+
+    cache: KvCache
+    core: SchedulerCore
+    adapters: Adapters[Any]
+    weights: Weights[ModelOnHardware]
+
+
 def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCore, taking: Taking | None) -> None:
-    source, options, limits = base.source, base.config.engine, base.limits()
-    grammars = GrammarThread(lambda: _compiler(source, limits))
-    cache = base.new_cache(limits)
-    cache.made_by = _making(base, source)
-    turns = AdapterTurns(options.num_lora_slots)
-    served = ServedDraftModel(lambda: weights.runner.draft_model)
-    draft_model = base.ranks.lead_draft_model(served)
-
-    def graph_use() -> GraphUse:
-        return weights.runner.graph_use
-
-    core = build_core(cache, limits, base.config, base.layout, turns, draft_model, graph_use)
-    registry = LoraRegistry(options.num_loaded_loras, source.config.model_id)
-    sets = base.ranks.lead_weights(
-        RankWeights(options.model, source, loader_of(base.hardware, base.config.rank, base.load))
-    )
-    own_adapters = base.hardware.adapters(source, base.config.rank, lambda: sets.served.runner.loras)
-    adapters = open_adapters(base.ranks.lead_adapters(own_adapters), options.loras(), registry, turns)
-    weights = Weights(sets, host_of(base, core, cache, turns))
-    profiler = Profiler(None if options.device == "sim" else TorchTrace, base.config.name)
-    admin = AdminThread(
-        {**adapters.handlers, **weights.handlers, **profiler.handlers, "flush_cache": lambda command: flush_of(cache)},
-        profiler.waiting,
-    )
-    clock = None if base.config.sharing is None else StepClock(base.config.sharing)
-    runner = base.ranks.lead_runner(weights)
-    stepping = profiler.over(
-        _stepping(options, core, runner)
-        if clock is None
-        else _in_lockstep(base, core, runner, clock, lambda: weights.runner.serve_others())
-    )
+    config, limits = base.config, base.limits()
+    grammars = GrammarThread(lambda: _compiler(base.source, limits))
+    parts = _deciding(base, limits, build_core)
+    cache, core, weights = parts.cache, parts.core, parts.weights
+    profiler = Profiler(None if config.engine.device == "sim" else TorchTrace, config.name)
+    admin = _admin(parts, profiler)
+    clock = None if config.sharing is None else StepClock(config.sharing)
+    stepping = profiler.over(_stepping_of(base, core, weights, clock))
     grammars.wait_until_open()
-    door = _open_door(base.config, weights)
+    door = _open_door(config, weights)
     if clock is not None:
         clock.meet(NOTHING)  # who is ready may step at once: no other one is still loading
-    _report_ready(base, channel, core, adapters, door)
-    beat = SharedHeartbeat(base.config.heartbeat_fd).beat
+    _report_ready(base, channel, core, parts.adapters, door)
     calls = () if clock is None else (clock.descriptor(),)
-    parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier, base.lasting, calls)
+    loop_parts = Parts(base.links, grammars, admin, parts.adapters, base.watch, base.copier, base.lasting, calls)
     cache.compute_s = stepping.meter.compute_s
-    copies, images = Copies(taking, door), lambda: weights.runner.image_counts
-    news = News(core, cache, base.links, adapters, stepping.meter, graph_use, base.lasting, copies, images)
-    loop = SchedulerLoop(core, stepping, channel, parts, news, beat)
-    dump = CrashDump(core, cache, stepping.meter, base.config.name)
+    news = _news(base, parts, stepping, Copies(taking, door))
+    loop = SchedulerLoop(core, stepping, channel, loop_parts, news, SharedHeartbeat(config.heartbeat_fd).beat)
+    dump = CrashDump(core, cache, stepping.meter, config.name)
     dump.on_signal()
     spare_what_stays()
     try:
@@ -216,6 +201,55 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     finally:
         for part in (*([door] if door else ()), stepping, admin, grammars, base):
             part.close()
+
+
+def _deciding(base: SchedulerBase, limits: Limits, build_core: BuildCore) -> Deciding:
+    """Build the core, and what it decides about; the model of drafts is that of the weights which are served then."""
+    source, options = base.source, base.config.engine
+    cache = base.new_cache(limits)
+    cache.made_by = _making(base, source)
+    turns = AdapterTurns(options.num_lora_slots)
+    draft_model = base.ranks.lead_draft_model(ServedDraftModel(lambda: weights.runner.draft_model))
+    core = build_core(cache, limits, base.config, base.layout, turns, draft_model, lambda: weights.runner.graph_use)
+    registry = LoraRegistry(options.num_loaded_loras, source.config.model_id)
+    loader = loader_of(base.hardware, base.config.rank, base.load)
+    sets = base.ranks.lead_weights(RankWeights(options.model, source, loader))
+    own_adapters = base.hardware.adapters(source, base.config.rank, lambda: sets.served.runner.loras)
+    adapters = open_adapters(base.ranks.lead_adapters(own_adapters), options.loras(), registry, turns)
+    weights = Weights(sets, host_of(base, core, cache, turns))
+    return Deciding(cache, core, adapters, weights)
+
+
+def _admin(parts: Deciding, profiler: Profiler) -> AdminThread:
+    """Return the thread of what operators ask for."""
+    flush = {"flush_cache": lambda command: flush_of(parts.cache)}
+    handlers = {**parts.adapters.handlers, **parts.weights.handlers, **profiler.handlers, **flush}
+    return AdminThread(handlers, profiler.waiting)
+
+
+def _stepping_of(
+    base: SchedulerBase, core: SchedulerCore, weights: Weights[ModelOnHardware], clock: StepClock | None
+) -> Stepping:
+    """Step by ourselves, or with those that share experts with us."""
+    runner = base.ranks.lead_runner(weights)
+    if clock is None:
+        return _stepping(base.config.engine, core, runner)
+    return _in_lockstep(base, core, runner, clock, lambda: weights.runner.serve_others())
+
+
+def _news(base: SchedulerBase, parts: Deciding, stepping: Stepping, copies: Copies) -> News:
+    weights, meter = parts.weights, stepping.meter
+    return News(
+        parts.core,
+        parts.cache,
+        base.links,
+        parts.adapters,
+        meter,
+        lambda: weights.runner.graph_use,
+        base.lasting,
+        copies,
+        lambda: weights.runner.image_counts,
+    )
 
 
 def _compiler(source: ModelSource, limits: Limits) -> Compiler:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from diptych.checkpoints.quantization.declared import Units, apart
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.arrays import F32, I64, U64
@@ -77,6 +78,9 @@ class SimulatedModel:
 
     def blanks(self) -> Iterator[tuple[str, Stored]]:
         return self.tensors()
+
+    def units(self) -> Units:
+        return apart
 
     def next_layer(self) -> ModelSource:
         raise ConfigError("a simulated model has no layers that guess")

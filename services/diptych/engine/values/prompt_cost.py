@@ -37,7 +37,7 @@ class PromptCost:
 
     def of_chunks(self, chunks: Iterable[Chunk]) -> int:
         """Return what the chunks of a step cost."""
-        return sum(self.of(chunk.start, chunk.num_tokens) for chunk in chunks)
+        return sum([self.of(chunk.start, chunk.num_tokens) for chunk in chunks])
 
     def pays_to_wait(self, start: int, num_tokens: int) -> bool:
         """Return whether a prompt should begin a step later to save a chunk that another one is computing already.

@@ -174,6 +174,7 @@ def new_request(
     prompt_len = len(prompt)
     tokens = np.empty(prompt_len + params.max_tokens, dtype=np.int64)
     tokens[:prompt_len] = prompt
+    is_plain = params.is_plain
     request = Request(
         room=room,
         params=params,
@@ -186,8 +187,8 @@ def new_request(
         prompt_len=prompt_len,
         num_tokens=prompt_len,
         max_len=len(tokens),
-        samples_plainly=params.is_plain and not labels,
-        insight=params.insight,
+        samples_plainly=is_plain and not labels,
+        insight=None if is_plain else params.insight,
         num_prior_output_tokens=num_prior_output_tokens,
         adapter=adapter,
         adapter_slot=adapter,
@@ -195,7 +196,7 @@ def new_request(
         rope_shift=rope_shift(contents) if contents else 0,
         labels=labels,
     )
-    if params.has_penalties:
+    if not is_plain and params.has_penalties:
         request.counts = TokenCounts(
             prompt_len=prompt_len - num_prior_output_tokens,
             max_tokens=len(tokens),

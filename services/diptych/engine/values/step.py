@@ -48,8 +48,10 @@ def chunk_len(request: Request, start: int, max_tokens: int, cuts: ImageCuts = I
         max_tokens = min(max_tokens, max(0, request.prompt_logprobs.start - start) + MAX_SCORED_TOKENS)
     if request.contents:
         max_tokens = min(max_tokens, len_of_images(request, start))
-    ends = (cut for cut in request.cuts if cut > start)
-    num_tokens = min(next(ends, request.num_tokens) - start, max_tokens)
+    end = request.num_tokens
+    if request.cuts:
+        end = next((cut for cut in request.cuts if cut > start), end)
+    num_tokens = min(end - start, max_tokens)
     return num_tokens if cuts is ImageCuts.ANYWHERE else len_beside_images(request, start, start + num_tokens)
 
 

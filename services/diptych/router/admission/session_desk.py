@@ -6,15 +6,15 @@ are several, its parent has it, and each process has a link to it (`process.sess
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from diptych.common.errors import DiptychError
 from diptych.router.admission.session_door import ContextOfRequest, SessionDoor
 from diptych.router.admission.session_line import Key
-from diptych.router.values.kept_sessions import Follow, KeptSessions, Terms, Turn
+from diptych.router.values.kept_sessions import Follow, KeptSessions, Place, Terms, Tokens, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,28 @@ class Desk(Protocol):
     def request(self, model: int, key: Key) -> AbstractContextManager[ContextOfRequest]:
         """Hold a session while a request of it runs. It does not wait for anything."""
 
-    def turn(self, owner: str, follow: Follow, name: str, now_s: float) -> Turn:
-        """Return a turn of a session. Raises `InvalidRequest`, and `Conflict` where no turns are kept."""
+    def turn(self, model: int, owner: str, follow: Follow, name: str) -> AbstractAsyncContextManager[Turn]:
+        """Hold the place of a turn of a session while it runs. Raises the caller's `DiptychError`."""
 
     def usage(self) -> LineUsage | None:
         """Return what is counted here; None: another process counts it."""
 
     def leave(self) -> None:
         """Let nobody wait any more: the router leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDesk:
+    """What a desk has for the requests of one model."""
+
+    desk: Desk
+    model: int
+
+    def request(self, key: Key) -> AbstractContextManager[ContextOfRequest]:
+        return self.desk.request(self.model, key)
+
+    def turn(self, owner: str, follow: Follow, name: str) -> AbstractAsyncContextManager[Turn]:
+        return self.desk.turn(self.model, owner, follow, name)
 
 
 class SessionDesk:
@@ -84,8 +98,25 @@ class SessionDesk:
     def request(self, model: int, key: Key) -> AbstractContextManager[ContextOfRequest]:
         return self.doors[model].request(key)
 
-    def turn(self, owner: str, follow: Follow, name: str, now_s: float) -> Turn:
-        return self.sessions.turn(owner, follow, name, now_s)
+    @asynccontextmanager
+    async def turn(self, model: int, owner: str, follow: Follow, name: str) -> AsyncGenerator[Turn, None]:
+        before, place = self.begin(model, owner, follow, name)
+
+        async def keep(prompt: Tokens, output: Tokens) -> None:
+            place.keep(prompt, output)
+
+        yield Turn(before, keep)
+
+    def begin(self, model: int, owner: str, follow: Follow, name: str) -> tuple[Tokens, Place]:
+        """Return what a turn begins with, and where it is kept. Raises `InvalidRequest`."""
+        return self.sessions.begin(owner, follow, name, model, self._clock())
+
+    async def follow_pools(self, wait_for_change: Callable[[], Awaitable[None]]) -> None:
+        """Let in whom there is room for whenever the pools may have changed, until cancelled."""
+        while True:
+            await wait_for_change()
+            for door in self.doors:
+                door.look()
 
     def usage(self) -> LineUsage:
         for door in self.doors:

@@ -145,7 +145,7 @@ def _usage_to_wire(usage: Usage) -> inference_pb2.Usage:
 
 
 def follow_from_wire(request: inference_pb2.GenerateRequest) -> Follow | None:
-    """Return which turn of a session it is; None: of none. Raises `InvalidRequest`."""
+    """Return what it goes on behind as a turn of a session; None: it is none. Raises `InvalidRequest`."""
     if not request.HasField("session_params"):
         return None
     if max(request.n, request.best_of) > 1 or request.HasField("chat"):

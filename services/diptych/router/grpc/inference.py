@@ -40,7 +40,6 @@ from diptych.router.serve.scoring import embed, score
 from diptych.router.serve.sessions import close_session, open_session
 from diptych.router.tracing.record import NO_TRACE, Attributes, EntryPoint, Trace
 from diptych.router.tracing.tracer import Tracer
-from diptych.router.values.kept_sessions import Turn
 from diptych.router.values.request import (
     ClientRequest,
     Prompt,
@@ -133,19 +132,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             stream=stream,
             routing=routing_of(metadata).in_group(request.session_params.id),
             trace=trace,
-            turn=self._turn(request, caller, request_id),
+            follow=follow_from_wire(request),
         )
         trace.note_parsed(stream)
         return client
-
-    def _turn(self, request: Request, caller: Caller, request_id: str) -> Turn | None:
-        """Return which turn of a session it is; None: of none. Raises `InvalidRequest`."""
-        follow = follow_from_wire(request)
-        if follow is None:
-            return None
-        turn = self._models.desk.turn(caller.name, follow, request_id, time.monotonic())
-        turn.check_model(self._models.number(self._models.named(request.model)))
-        return turn
 
     def _caller(self, context: Context) -> Caller:
         """Return whose key the call carries. Raises `Unauthenticated`."""

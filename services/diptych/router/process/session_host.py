@@ -2,8 +2,8 @@
 
 Each process is at the other end of a pair of sockets. A process that dies takes nothing along: the places of clients
 that waited there are kept, as those of clients that leave, sessions stay open, and requests that ran there have ended.
-The pools are what the processes that are there tell of them together, each its own share; they are asked again and
-again, and when a client comes.
+The pools are what the processes that are there tell of them together, each its own share, whenever that has changed.
+Turns are the parent's, too, so that one goes on behind another whichever processes serve them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import asyncio
 import logging
 import socket
 import time
+from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import astuple
 from functools import partial
-from typing import Final
 
 from diptych.common.errors import DiptychError, InternalError
 from diptych.router.admission.session_desk import LineUsage, SessionDesk
@@ -25,24 +25,24 @@ from diptych.router.admission.session_line import Key
 from diptych.router.process.session_words import (
     Answer,
     Begin,
+    Call,
     Close,
+    Come,
     Counted,
-    End,
+    Go,
+    Keep,
     Leave,
     Open,
     Pools,
-    Tell,
     Uncounted,
     Word,
-    decoded,
     encoded,
     failed,
+    read_word,
 )
-from diptych.router.values.kept_sessions import Terms
+from diptych.router.values.kept_sessions import TOKEN_TYPE, Follow, Place, Terms
 
 logger = logging.getLogger(__name__)
-
-FRESH_S: Final = 0.1  # for so long what processes have told of the pools is not asked for again
 
 
 class SessionHost:
@@ -52,21 +52,15 @@ class SessionHost:
         models = range(num_models)
         doors = [SessionDoor(partial(self._capacity, n), partial(self._problem, n), clock, look_s) for n in models]
         self.desk = SessionDesk(doors, clock)
-        self._clock = clock
         self._look_s = look_s
         self._processes: dict[int, _Process] = {}
-        self._asked_s = -FRESH_S
         self._counted: LineUsage | None = None  # that was told last,
         self._shown_by: _Process | None = None  # and whom
 
     async def run(self) -> None:
-        """Ask for the pools, and tell what is counted, until cancelled.
-
-        They are asked for though nobody waits: who comes next is let in by what they are, and metrics show it.
-        """
+        """Tell what is counted, now and again, until cancelled."""
         while True:
             await asyncio.sleep(self._look_s)
-            self._ask_for_pools()
             self._tell_counts()
 
     async def serve(self, index: int, connection: socket.socket) -> None:
@@ -74,10 +68,10 @@ class SessionHost:
         reader, writer = await asyncio.open_connection(sock=connection)
         process = self._processes[index] = _Process(self.desk, writer)
         try:
-            while (line := await reader.readline()).endswith(b"\n"):
-                self._hear(process, decoded(line))
-        except ConnectionError:
-            pass  # it died
+            while True:
+                self._hear(process, await read_word(reader))
+        except (ConnectionError, EOFError):
+            pass  # it has ended
         except Exception:
             logger.exception("process %d has no part in the line of sessions any more: it can't be understood", index)
         finally:
@@ -87,20 +81,10 @@ class SessionHost:
 
     def _hear(self, process: _Process, word: Word) -> None:
         if isinstance(word, Pools):
-            before, process.pools[word.model] = process.pools.get(word.model), word
-            if word != before:
-                self.desk.doors[word.model].look()
-            return
-        if isinstance(word, Open) and word.wait_s:
-            self._ask_for_pools()
-        process.hear(word)
-
-    def _ask_for_pools(self) -> None:
-        if self._clock() - self._asked_s < FRESH_S:
-            return
-        self._asked_s = self._clock()
-        for process in self._processes.values():
-            process.say(Tell())
+            process.pools[word.model] = word
+            self.desk.doors[word.model].look()
+        else:
+            process.hear(word)
 
     def _tell_counts(self) -> None:
         """Tell the first process, and no other: metrics are summed over all of them."""
@@ -130,6 +114,7 @@ class _Process:
         self._desk = desk
         self._writer = writer
         self._calls: dict[int, asyncio.Task[None]] = {}
+        self._turns: dict[int, Place] = {}  # that run
         self._requests: dict[int, tuple[AbstractContextManager[ContextOfRequest], ContextOfRequest]] = {}
         self.pools: dict[int, Pools] = {}  # by model
 
@@ -140,15 +125,17 @@ class _Process:
 
     def hear(self, word: Word) -> None:
         match word:
-            case Open(call=call) | Close(call=call):
+            case Open(call=call) | Close(call=call) | Begin(call=call) | Keep(call=call):
                 self._calls[call] = task = asyncio.ensure_future(self._answer(word))
                 task.add_done_callback(lambda _: self._calls.pop(call, None))
-            case Leave(call) if call in self._calls:
-                self._calls[call].cancel()
-            case Begin(request, owner, session_id, model):
+            case Leave(call):
+                self._turns.pop(call, None)
+                if call in self._calls:
+                    self._calls[call].cancel()
+            case Come(request, owner, session_id, model):
                 held = self._desk.request(model, Key(owner, session_id))
                 self._requests[request] = held, held.__enter__()
-            case End(request, context_tokens) if request in self._requests:
+            case Go(request, context_tokens) if request in self._requests:
                 self._end(request, context_tokens)
 
     def gone(self) -> None:
@@ -159,22 +146,30 @@ class _Process:
         for request in list(self._requests):
             self._end(request, 0)
 
-    async def _answer(self, word: Open | Close) -> None:
+    async def _answer(self, word: Call) -> None:
         try:
-            self.say(Answer(word.call, await self._do(word)))
+            self.say(await self._do(word))
         except DiptychError as error:
             self.say(failed(word.call, error))
         except Exception:
             logger.exception("a session of a client")
             self.say(failed(word.call, InternalError("internal error; the router's log has the details")))
 
-    async def _do(self, word: Open | Close) -> bool:
-        key = Key(word.owner, word.session_id)
-        if isinstance(word, Close):
-            return await self._desk.close(key)
-        terms = Terms(word.max_tokens, word.idle_s, word.expected_tokens, word.model)
-        await self._desk.open(key, terms, word.wait_s)
-        return True
+    async def _do(self, word: Call) -> Answer:
+        match word:
+            case Open():
+                terms = Terms(word.max_tokens, word.idle_s, word.expected_tokens, word.model)
+                await self._desk.open(Key(word.owner, word.session_id), terms, word.wait_s)
+            case Close():
+                return Answer(word.call, await self._desk.close(Key(word.owner, word.session_id)))
+            case Begin():
+                follow = Follow(word.session_id, word.rid, word.offset, word.replace, word.drop_previous_output)
+                before, self._turns[word.call] = self._desk.begin(word.model, word.owner, follow, word.name)
+                return Answer(word.call, True, tokens=before.tobytes())
+            case Keep():
+                tokens = array(TOKEN_TYPE, word.tokens)
+                self._turns.pop(word.turn).keep(tokens[: word.prompt_len], tokens[word.prompt_len :])
+        return Answer(word.call, True)
 
     def _end(self, request: int, context_tokens: int) -> None:
         held, context = self._requests.pop(request)

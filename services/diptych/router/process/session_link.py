@@ -1,20 +1,23 @@
 """The sessions of a router that is several processes, as one of these reaches them: a link to the desk of the parent.
 
-To open and to close a session is a call that is answered. Requests wait for nothing: that they begin and end is told.
-What is told within one round of the event loop goes out at once.
+To open and to close a session is a call that is answered, and so is that a turn begins and has ended. Other requests
+wait for nothing: that they come and go is told. What is told within one round of the event loop goes out at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import socket
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from array import array
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from diptych.common.errors import Conflict, DiptychError, Unavailable
+from diptych.common.errors import DiptychError, Unavailable
 from diptych.router.admission.session_desk import LineUsage
 from diptych.router.admission.session_door import LEFT, ContextOfRequest
 from diptych.router.admission.session_line import Key
@@ -22,24 +25,28 @@ from diptych.router.process.session_words import (
     MAX_PROBLEM_LEN,
     Answer,
     Begin,
+    Call,
     Close,
+    Come,
     Counted,
-    End,
+    Go,
+    Keep,
     Leave,
     Open,
     Pools,
-    Tell,
     Uncounted,
     Word,
-    decoded,
     encoded,
     failed,
     failure_in,
+    read_word,
 )
-from diptych.router.values.kept_sessions import Follow, Terms, Turn
+from diptych.router.values.kept_sessions import MAX_TOKENS, TOKEN_TYPE, Follow, Terms, Tokens, Turn
+
+logger = logging.getLogger(__name__)
 
 ANSWER_S: Final = 5.0  # beyond what a call may wait in line: the parent does little else
-MAX_UNSENT_BYTES: Final = 1 << 20  # beyond which no more requests are told of: the parent does not read
+MAX_UNSENT_BYTES: Final = 1 << 23  # beyond which no more requests are told of: the parent does not read
 ENDS: Final = "the processes of this router end"
 
 
@@ -49,15 +56,15 @@ class PoolsOfModel:
 
     capacity: Callable[[], int]  # tokens of context, of this process's share
     problem: Callable[[], str | None]
+    wait_for_change: Callable[[], Awaitable[None]]  # of either, perhaps
 
 
 class SessionLink:
     """The desk of a router's sessions, from one of its processes. `run` must be running."""
 
-    def __init__(self, connection: socket.socket, pools: Sequence[PoolsOfModel], num_processes: int) -> None:
+    def __init__(self, connection: socket.socket, pools: Sequence[PoolsOfModel]) -> None:
         self._connection = connection
         self._pools = pools
-        self._num_processes = num_processes
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[Answer]] = {}
         self._unsent: list[bytes] = []
@@ -71,9 +78,13 @@ class SessionLink:
         reader, self._writer = await asyncio.open_connection(sock=self._connection)
         self._flush()
         try:
-            with suppress(ConnectionError):
-                while (line := await reader.readline()).endswith(b"\n"):
-                    self._hear(decoded(line))
+            async with asyncio.TaskGroup() as group:
+                telling = [group.create_task(self._tell_pools(*each)) for each in enumerate(self._pools)]
+                with suppress(ConnectionError, EOFError):
+                    while True:
+                        self._hear(await read_word(reader))
+                for task in telling:
+                    task.cancel()
         finally:
             self._is_over = True
             self._unsent.clear()
@@ -81,8 +92,6 @@ class SessionLink:
             self._writer.close()
 
     async def open(self, key: Key, terms: Terms, wait_s: float) -> None:
-        if not wait_s:
-            raise Conflict(f"{self._words}: ask for room with wait_s, and send whole prompts")
         if self._has_left:
             raise _left()
         call = next(self._numbers)
@@ -97,15 +106,32 @@ class SessionLink:
         context, number = ContextOfRequest(), next(self._numbers)
         is_told = bool(key.session_id) and not self._is_over and self._num_unsent < MAX_UNSENT_BYTES
         if is_told:
-            self._say(Begin(number, *key, model))
+            self._say(Come(number, *key, model))
         try:
             yield context
         finally:
             if is_told:
-                self._say(End(number, context.num_tokens))
+                self._say(Go(number, context.num_tokens))
 
-    def turn(self, owner: str, follow: Follow, name: str, now_s: float) -> Turn:
-        raise Conflict(f"{self._words}: send whole prompts, and name the session in x-diptych-session")
+    @asynccontextmanager
+    async def turn(self, model: int, owner: str, follow: Follow, name: str) -> AsyncGenerator[Turn, None]:
+        call = next(self._numbers)
+        behind = (follow.session_id, follow.rid, follow.offset, follow.replace, follow.drop_previous_output)
+        begun = await self._call(Begin(call, model, owner, *behind, name), ANSWER_S)
+        try:
+            yield Turn(array(TOKEN_TYPE, begun.tokens), partial(self._keep, call))
+        finally:
+            self._say(Leave(call))
+
+    async def _keep(self, turn: int, prompt: Tokens, output: Tokens) -> None:
+        """Have the parent keep a turn; the answer to it is whole without that."""
+        if len(prompt) + len(output) > MAX_TOKENS:
+            return  # no session has room for it
+        tokens = b"".join((memoryview(prompt), memoryview(output)))
+        try:
+            await self._call(Keep(next(self._numbers), turn, len(prompt), tokens), ANSWER_S)
+        except DiptychError as error:
+            logger.warning("a turn of a session is not kept: %s", error)
 
     def usage(self) -> LineUsage | None:
         return self._counted
@@ -116,14 +142,10 @@ class SessionLink:
         self._fail_calls(_left())
 
     @property
-    def _words(self) -> str:
-        return f"a router of {self._num_processes} processes keeps no turns of sessions"
-
-    @property
     def _num_unsent(self) -> int:
         return 0 if self._writer is None else self._writer.transport.get_write_buffer_size()
 
-    async def _call(self, word: Open | Close, timeout_s: float) -> Answer:
+    async def _call(self, word: Call, timeout_s: float) -> Answer:
         if self._is_over:
             raise Unavailable(ENDS)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -146,13 +168,20 @@ class SessionLink:
             case Answer(call=call) if call in self._calls:
                 if not (answer := self._calls.pop(call)).done():
                     answer.set_result(word)
-            case Tell():
-                for model, pools in enumerate(self._pools):
-                    self._say(Pools(model, pools.capacity(), (pools.problem() or "")[:MAX_PROBLEM_LEN]))
             case Counted():
                 self._counted = LineUsage(*word)
             case Uncounted():
                 self._counted = None
+
+    async def _tell_pools(self, model: int, pools: PoolsOfModel) -> None:
+        """Tell what this process sees of a model's pools, whenever that has changed."""
+        told: Pools | None = None
+        while True:
+            word = Pools(model, pools.capacity(), (pools.problem() or "")[:MAX_PROBLEM_LEN])
+            if word != told:
+                self._say(word)
+                told = word
+            await pools.wait_for_change()
 
     def _fail_calls(self, error: DiptychError) -> None:
         for call, answer in self._calls.items():

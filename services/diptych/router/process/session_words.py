@@ -1,20 +1,25 @@
-"""What the processes of a router and their parent tell each other of sessions: a line of JSON each. Pure.
+"""What the processes of a router and their parent tell each other of sessions. Pure.
 
-A process asks (`Open`, `Close`) and is answered, once each, unless it says before that nobody waits for it (`Leave`).
-All else is told, and nobody waits: requests of sessions that begin and end, and how much room the pools have as this
-process sees them, whenever the parent wants to know (`Tell`).
+A process asks (`Open`, `Close`, `Begin`, `Keep`) and is answered, once each, unless it says before that nobody waits
+for it (`Leave`). All else is told, and nobody waits: requests of sessions that come and go, and how much room the pools
+have as this process sees them, when that has changed.
+
+A word is its length in four bytes, a line of JSON, and tokens, if it has any, as they lie in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import orjson
 
 from diptych.common.errors import Conflict, DiptychError, InternalError, InvalidRequest, Overloaded, Unavailable
+from diptych.router.values.kept_sessions import MAX_TOKENS, TOKEN_BYTES
 
-MAX_PROBLEM_LEN: Final = 2000  # characters: a line is read up to 64 KiB, and workers of a large fleet have many reasons
+MAX_PROBLEM_LEN: Final = 2000  # characters: workers of a large fleet have many reasons
+SIZE_BYTES: Final = 4
+MAX_BYTES: Final = (1 << 20) + TOKEN_BYTES * MAX_TOKENS  # of a word
 
 
 class Open(NamedTuple):
@@ -45,7 +50,30 @@ class Close(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """A request of a session runs from now on."""
+    """A turn of a session begins: the answer has the tokens that it goes on behind. It lasts until `Leave`."""
+
+    call: int
+    model: int
+    owner: str
+    session_id: str
+    rid: str
+    offset: int
+    replace: bool
+    drop_previous_output: bool
+    name: str
+
+
+class Keep(NamedTuple):
+    """A turn has ended."""
+
+    call: int
+    turn: int  # the call with which it began
+    prompt_len: int
+    tokens: bytes  # of prompt and output
+
+
+class Come(NamedTuple):
+    """A request of a session waits, or runs, from now on."""
 
     request: int
     owner: str
@@ -53,7 +81,7 @@ class Begin(NamedTuple):
     model: int
 
 
-class End(NamedTuple):
+class Go(NamedTuple):
     """It has ended, with so much context; 0: nobody knows."""
 
     request: int
@@ -69,17 +97,14 @@ class Pools(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came of a call: whether a session was there to be closed; or of one that failed, the error."""
+    """What came of a call: whether a session was there to be closed, or tokens; or of one that failed, the error."""
 
     call: int
     was_there: bool
     error: str = ""  # its class; empty: none
     text: str = ""
     about: Any = None  # what the class takes beside: seconds, or the name of a field
-
-
-class Tell(NamedTuple):
-    """The parent wants to know of the pools."""
+    tokens: bytes = b""
 
 
 class Uncounted(NamedTuple):
@@ -99,18 +124,33 @@ class Counted(NamedTuple):
     waited_s: float
 
 
-Word: TypeAlias = Open | Leave | Close | Begin | End | Pools | Answer | Tell | Uncounted | Counted
-_KINDS: Final[tuple[type[Any], ...]] = (Open, Leave, Close, Begin, End, Pools, Answer, Tell, Uncounted, Counted)
+Call: TypeAlias = Open | Close | Begin | Keep
+Word: TypeAlias = Call | Leave | Come | Go | Pools | Answer | Uncounted | Counted
+_KINDS: Final[tuple[type[Any], ...]] = (Open, Close, Begin, Keep, Leave, Come, Go, Pools, Answer, Uncounted, Counted)
 _NUMBERS: Final[Mapping[type[Any], int]] = {kind: number for number, kind in enumerate(_KINDS)}
 
 
+class Reader(Protocol):
+    """Where words come from, as `asyncio.StreamReader` is."""
+
+    async def readexactly(self, n: int) -> bytes: ...
+
+
 def encoded(word: Word) -> bytes:
-    return orjson.dumps([_NUMBERS[type(word)], *word]) + b"\n"
+    fields, tokens = (word[:-1], word.tokens) if isinstance(word, Answer | Keep) else (word, b"")
+    line = orjson.dumps([_NUMBERS[type(word)], *fields]) + b"\n"
+    return b"".join(((len(line) + len(tokens)).to_bytes(SIZE_BYTES, "little"), line, tokens))
 
 
-def decoded(line: bytes) -> Word:
+async def read_word(reader: Reader) -> Word:
+    """Raises `EOFError` at the end of all words, and `ValueError` for what is none."""
+    size = int.from_bytes(await reader.readexactly(SIZE_BYTES), "little")
+    if size > MAX_BYTES:
+        raise ValueError(f"a word of {size} bytes")
+    line, _, tokens = (await reader.readexactly(size)).partition(b"\n")
     number, *fields = orjson.loads(line)
-    word: Word = _KINDS[number](*fields)
+    kind = _KINDS[number]
+    word: Word = kind(*fields, tokens) if kind in (Answer, Keep) else kind(*fields)
     return word
 
 

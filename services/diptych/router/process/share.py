@@ -38,7 +38,7 @@ class Share:
 
     def session_link(self, pools: Sequence[PoolsOfModel]) -> SessionLink:
         """Return the way to that line; `pools`: of each model, as this process sees them."""
-        return SessionLink(socket.socket(fileno=self.session_descriptor), pools, len(self.ports))
+        return SessionLink(socket.socket(fileno=self.session_descriptor), pools)
 
     def environment(self) -> dict[str, str]:
         """Return what tells it to the process."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final, Protocol
 
 import numpy as np
 from prometheus_client import Histogram
@@ -38,6 +38,7 @@ from diptych.router.serve.response import response_for
 from diptych.router.serve.usage_log import UsageLog
 from diptych.router.tracing.record import CallTrace, Trace
 from diptych.router.tracing.tracer import note_request
+from diptych.router.values.kept_sessions import Follow, Turn
 from diptych.router.values.leg_results import Report
 from diptych.router.values.output import End, Piece, Usage
 from diptych.router.values.progress import Progress, RetryLimits
@@ -45,11 +46,17 @@ from diptych.router.values.request import LEAST_PRIORITY, ClientRequest, Generat
 from diptych.router.values.usage import UsageRecord
 from diptych.router.values.vectors import Pooled
 
-Hold: TypeAlias = Callable[[Key], AbstractContextManager[ContextOfRequest]]
-
 REPORT_WAIT_S: Final = 30.0  # prefill ends a room when it reads decode's Ack: after the step that it runs
 IDLE_PRIORITY: Final = -10  # of vectors that a model makes which is there for text, if they name no other
 NO_FURTHER_TOKEN_S: Final = 0.0  # between the tokens of an answer that is a vector: it keeps any SLO of theirs
+
+
+class Sessions(Protocol):
+    """Sessions of clients, as `ModelDesk` has them."""
+
+    def request(self, key: Key) -> AbstractContextManager[ContextOfRequest]: ...
+
+    def turn(self, owner: str, follow: Follow, name: str) -> AbstractAsyncContextManager[Turn]: ...
 
 
 class Pipeline:
@@ -65,11 +72,11 @@ class Pipeline:
         shedder: Shedder,
         in_flight: InFlight,
         retries: RetryLimits,
-        hold: Hold,
+        sessions: Sessions,
         usage: UsageLog | None = None,
         aborts: Aborts | None = None,
     ) -> None:
-        """`hold`: a session while a request of it runs; `aborts`: of all models' calls, where there are several."""
+        """`sessions`: of clients; `aborts`: of all models' calls, where there are several."""
         self._model = model
         self._preparer = preparer
         self._usage = usage  # None: nobody wants to know
@@ -80,7 +87,7 @@ class Pipeline:
         self._in_flight = in_flight
         self._retries = retries
         self.aborts = aborts or Aborts()
-        self._hold = hold
+        self._sessions = sessions
         self._eos_ids = frozenset(model.tokenizer.eos_ids)
         self._parsed_tokenizer = model.tokenizer.showing(model.formats.tokens)
         self._showing_tokenizer = model.tokenizer.showing(model.tokenizer.special_tokens)
@@ -147,14 +154,29 @@ class Pipeline:
         num_requests, tier = client.num_requests, client.tier
         names = {client.life.request_id, *client.rids}
         with self.aborts.abortable(names, client.caller.name, client.state), client.caller.admit(num_requests):
-            self.metrics.offered(tier, num_requests)
+            async with self._in_session(client) as turn:
+                self.metrics.offered(tier, num_requests)
+                try:
+                    self._shedder.check(tier)
+                    with self._admission.admit(self._claim(client)) as place, self._preparer.hold(client) as held:
+                        yield await self._begin(replace(client, turn=turn) if turn else client, place, held)
+                except Shed:  # it has to give way: now, or while it waited
+                    self.metrics.shed(tier, num_requests)
+                    raise
+
+    @asynccontextmanager
+    async def _in_session(self, client: ClientRequest) -> AsyncGenerator[Turn | None, None]:
+        """Hold the session of a request, if it has one, for as long as it waits or runs; and its turn, if it is one."""
+        owner, follow = client.caller.name, client.follow
+        with self._sessions.request(Key(owner, client.routing.session)) as context:
             try:
-                self._shedder.check(tier)
-                with self._admission.admit(self._claim(client)) as place, self._preparer.hold(client) as held:
-                    yield await self._begin(client, place, held)
-            except Shed:  # it has to give way: now, or while it waited
-                self.metrics.shed(tier, num_requests)
-                raise
+                if follow is None:
+                    yield None
+                    return
+                async with self._sessions.turn(owner, follow, _name(client)) as turn:
+                    yield turn
+            finally:
+                context.num_tokens = client.state.context_tokens
 
     async def _begin(self, client: ClientRequest, place: Place, held: HeldPixels | None) -> Sequence[GenerationRequest]:
         """Wait for the place, and prepare what takes it."""
@@ -219,8 +241,7 @@ class Pipeline:
         is_awaited = client.account.priority > LEAST_PRIORITY
         flight = InFlightRequest(client.tier, client.life.arrival_s, response, execution.compute_s, is_awaited)
         outcome = DISCONNECTED  # what ends without a word of ours was ended by the client
-        session = Key(client.caller.name, client.routing.session)
-        with self._in_flight.holding(flight), self._hold(session) as context:
+        with self._in_flight.holding(flight):
             try:
                 piece, finish = response.on_delta(await execution.next())
                 self._gate.learn(request)
@@ -240,9 +261,9 @@ class Pipeline:
                 end = End(finish, usage, report, response.stop, response.stop_token, version)
                 _note(client, piece)
                 if client.turn is not None:
-                    client.turn.ended(request.prompt.ids)
+                    await client.turn.ended(request.prompt.ids)
                 execution.trace.end = end
-                context.num_tokens = execution.prompt_len + response.num_tokens
+                _note_context(client, execution.prompt_len + response.num_tokens)
                 outcome = OK
                 yield piece._replace(end=end)
             except DiptychError as error:
@@ -322,6 +343,16 @@ def _note(client: ClientRequest, piece: Piece) -> None:
     """Have a session know what its turn has output."""
     if client.turn is not None:
         client.turn.on_output(piece.token_ids)
+
+
+def _note_context(client: ClientRequest, num_tokens: int) -> None:
+    """Have a session know how much context its request has come to."""
+    client.state.context_tokens = max(client.state.context_tokens, num_tokens)
+
+
+def _name(client: ClientRequest) -> str:
+    """Return under which a turn is kept: what its client calls it, or else the request's id."""
+    return next(iter(client.rids), client.life.request_id)
 
 
 def _took(stage: str, histogram: Histogram, begun_s: float, trace: Trace) -> float:

@@ -11,13 +11,14 @@ Invariant: the turn that a kept one followed is kept, and stands before it. So n
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from diptych.common.errors import InvalidRequest, Overloaded
 
 TOKEN_TYPE: Final = "I"
+TOKEN_BYTES: Final = array(TOKEN_TYPE).itemsize
 MAX_OF_OWNER: Final = 64  # sessions, where owners are told apart
 MAX_OF_ALL: Final = 4096
 MAX_TURNS: Final = 256  # of a session
@@ -25,6 +26,7 @@ MAX_TOKENS: Final = 1 << 20  # of all turns of a session
 MAX_TOKENS_OF_ALL: Final = 1 << 26  # of all sessions: 256 MiB
 IDLE_S: Final = 600.0
 MAX_IDLE_S: Final = 3600.0
+Tokens: TypeAlias = "array[int]"  # of `TOKEN_TYPE`
 UNKNOWN: Final = "it was never opened here, was closed, was not used for too long, or made room for others: open one"
 
 
@@ -96,31 +98,36 @@ class Follow:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """A request of a session, while it runs."""
+    """A request of a session, while it runs: the session may be kept by another process."""
 
-    before: array[int]  # tokens that its prompt begins with
-    _sessions: KeptSessions
-    _session: _Session
-    _name: str
-    _follow: Follow
-    _output: array[int] = field(default_factory=lambda: array(TOKEN_TYPE))
-
-    def check_model(self, model: int) -> None:
-        """Raise `InvalidRequest` if the session is of another model: its tokens mean something else there."""
-        if self._session.terms.model != model:
-            words = f"the session {self._follow.session_id!r} was opened for another model"
-            raise InvalidRequest(words, param="session_params.id")
+    before: Tokens  # that its prompt begins with
+    _keep: Callable[[Tokens, Tokens], Awaitable[None]]  # prompt and output
+    _output: Tokens = field(default_factory=lambda: array(TOKEN_TYPE))
 
     def on_output(self, token_ids: Sequence[int]) -> None:
         """Hear of more of its output."""
         self._output.extend(token_ids)
 
-    def ended(self, prompt_ids: Sequence[int]) -> None:
+    async def ended(self, prompt_ids: Sequence[int]) -> None:
+        """Have it kept before its client hears that it has ended: then others may go on behind it."""
+        await self._keep(array(TOKEN_TYPE, prompt_ids), self._output)
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where a turn is kept once it has ended."""
+
+    _sessions: KeptSessions
+    _session: _Session
+    _name: str
+    _follow: Follow
+
+    def keep(self, prompt: Tokens, output: Tokens) -> None:
         """Keep it, if the session is open and has room: others may go on behind it. Forget what it replaces.
 
         One whose turn before it was itself replaced meanwhile is not kept, nor is one whose name was given meanwhile.
         """
-        kept = _Kept(array(TOKEN_TYPE, prompt_ids), self._output, self._follow.rid)
+        kept = _Kept(prompt, output, self._follow.rid)
         if self._follow.replace:
             self._session.drop(self._session.followers(self._follow.rid))
         if self._session.keep(self._name, kept):
@@ -161,12 +168,18 @@ class KeptSessions:
         """Return whether it was open. Turns that run go on."""
         return self._sessions.pop((owner, session_id), None) is not None
 
-    def turn(self, owner: str, follow: Follow, name: str, now_s: float) -> Turn:
-        """Return the turn `name` of a session. Raises `InvalidRequest`."""
+    def begin(self, owner: str, follow: Follow, name: str, model: int, now_s: float) -> tuple[Tokens, Place]:
+        """Return what the prompt of a turn `name` begins with, and where it is kept. Raises `InvalidRequest`.
+
+        It does so also if the session is of another model: its tokens mean something else there.
+        """
         self._expire(now_s)
         session = self._sessions.get((owner, follow.session_id))
         if session is None:
             words = f"there is no session {follow.session_id!r}: {UNKNOWN}"
+            raise InvalidRequest(words, param="session_params.id")
+        if session.terms.model != model:
+            words = f"the session {follow.session_id!r} was opened for another model"
             raise InvalidRequest(words, param="session_params.id")
         self._use(owner, follow.session_id, now_s)
         if follow.rid and follow.rid not in session.turns:
@@ -175,7 +188,7 @@ class KeptSessions:
         replaced = session.followers(follow.rid) if follow.replace else ()
         if name in session.turns and name not in replaced:
             raise InvalidRequest(f"the session has a turn {name!r} already: give another rid", param="rid")
-        return Turn(_before(session, follow), self, session, name, follow)
+        return _before(session, follow), Place(self, session, name, follow)
 
     def make_room(self, latest: _Session) -> None:
         """Forget the sessions that were used longest ago, other than this one, until all are within their bound."""
@@ -203,7 +216,7 @@ class KeptSessions:
             del self._sessions[key]
 
 
-def _before(session: _Session, follow: Follow) -> array[int]:
+def _before(session: _Session, follow: Follow) -> Tokens:
     if not follow.rid:
         return array(TOKEN_TYPE)
     kept = session.turns[follow.rid]

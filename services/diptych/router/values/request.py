@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from diptych.generation.grammar import Preamble
     from diptych.router.text.parsing.parts import MessageParser
     from diptych.router.values.images import ImageInput
-    from diptych.router.values.kept_sessions import Turn
+    from diptych.router.values.kept_sessions import Follow, Turn
     from diptych.tokens.tokenizer import Tokenizer
 
 POLICY_HEADER: Final = "x-diptych-policy"
@@ -150,6 +150,7 @@ class CallState:
     """What becomes of a client's call, noted as it goes."""
 
     is_aborted: bool = False  # somebody has ended it by its id
+    context_tokens: int = 0  # prompt and output of the longest that has ended; 0: none has
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,8 @@ class ClientRequest:
     vectors: PoolingParams | None = None  # None: text is wanted
     served_by: ServedBy = field(default_factory=ServedBy)
     state: CallState = field(default_factory=CallState)
-    turn: Turn | None = None  # of a session, whose tokens its prompt begins with
+    follow: Follow | None = None  # it is a turn of a session, and goes on behind this
+    turn: Turn | None = None  # what its prompt begins with therefore, once that is known
     rids: Sequence[str] = ()  # names beside its id by which it may be aborted
 
     @property

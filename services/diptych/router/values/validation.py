@@ -93,7 +93,7 @@ def _check_images(client: ClientRequest, model: ServedModel) -> None:
     if client.echo or (params.prompt_logprobs is not None and not params.prompt_logprobs_start):
         words = "a prompt with images has no text or log-probabilities to show: leave out echo and prompt_logprobs"
         raise InvalidRequest(words, param="echo" if client.echo else "prompt_logprobs")
-    if client.turn is not None:
+    if client.follow is not None:
         raise InvalidRequest("a turn of a session takes no images", param="session_params")
 
 
@@ -109,7 +109,7 @@ def _check_rows(client: ClientRequest, model: ServedModel) -> None:
     if client.echo or client.params.prompt_logprobs is not None:
         words = "rows of input_embeds are no tokens, and have no text or log-probabilities to show"
         raise InvalidRequest(f"{words}: leave out echo, logprob_start_len and prompt_logprobs", param="input_embeds")
-    if client.turn is not None:
+    if client.follow is not None:
         raise InvalidRequest("a turn of a session takes no input_embeds: give text or input_ids", param="input_embeds")
     for each in rows:
         if len(each.data) > MAX_ROW_BYTES:

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -27,24 +25,18 @@ from diptych.router.choose.estimates import Estimates
 from diptych.router.choose.pairing import (
     TEXT_KINDS,
     VECTOR_KINDS,
-    adapters,
     explain,
-    heard,
     is_cold,
     is_missing,
-    pair_up,
-    singles,
-    successions,
-    vacating,
-    with_adapter,
 )
-from diptych.router.choose.pools import REST, Weights, group, grouped, may_serve, meeting
+from diptych.router.choose.pools import REST, Weights, group, may_serve
 from diptych.router.choose.prefix_index import PrefixIndex
 from diptych.router.metrics import RouterMetrics
 from diptych.router.pool_metrics import PoolMember
+from diptych.router.workers.availability import Availability
 from diptych.router.workers.known_worker import KnownWorker
 from diptych.router.workers.session import Session
-from diptych.router.workers.worker_view import Pair, WorkerView
+from diptych.router.workers.worker_view import Pair
 from diptych.v1.bootstrap_pb2 import ROLE_ROUTER, Instance
 
 LAST_WORDS_S: Final = 1.0  # for what a worker sent before it said goodbye
@@ -89,15 +81,7 @@ class Fleet:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self.pools: Weights = {}  # as declared; see `declare`
         self.expected: frozenset[str] = frozenset()  # adapters; see `expect`
-        self._pairs: dict[str, tuple[Pair, ...]] = {}  # by adapter; empty after a change
-        self._by_pool: dict[str, dict[str, tuple[Pair, ...]]] = {}  # likewise
-        self._singles: dict[str, tuple[Pair, ...]] = {}  # by adapter; empty after a change
-        self._successions: dict[str, tuple[Pair, ...]] = {}  # by adapter; empty after a change
-        self._vacating: frozenset[int] | None = None
-        self._adapters: tuple[str, ...] | None = None
-        self._model_ids: tuple[str, ...] = ()  # empty after a change
-        self._page_sizes: frozenset[int] | None = None
-        self._context_len: int | None = None  # that ready workers take; None after a change
+        self._now = self._availability()
         self._changed = asyncio.Event()
         self._closed_because = ""
         self.missing_since_s: float | None = None  # since when no worker of some role is listed
@@ -107,6 +91,7 @@ class Fleet:
         """Return the fleet of another model: the same sessions, which run, are told and are closed with this one."""
         other = Fleet(self._membership, self._trust, model_id, self._metrics, self.router_id, kinds)
         other._sessions, other.prefixes, other.text_index = self._sessions, self.prefixes, self.text_index
+        other._now = other._availability()
         self._beside.append(other)
         return other
 
@@ -160,7 +145,7 @@ class Fleet:
 
     def own_workers(self) -> tuple[KnownWorker, ...]:
         """Those that were started with this fleet's model, or do not say yet with which."""
-        return tuple(worker for worker in self.known_workers() if worker.started_as in (self._model_id, ""))
+        return self._now.own_workers()
 
     @property
     def model_id(self) -> str:
@@ -172,22 +157,11 @@ class Fleet:
 
         Of a model that makes no text each has one worker.
         """
-        if self._kinds == VECTOR_KINDS:
-            return self.singles(adapter)
-        if self._closed_because:
-            return ()
-        if adapter not in self._pairs:
-            views = self._views()
-            pairs = meeting(pair_up(views, self._model_id), _pools(views), self.pools)
-            fit = with_adapter(pairs, views, adapter) if adapter else pairs
-            self._pairs[adapter] = heard(fit, views)
-        return self._pairs[adapter]
+        return () if self._closed_because else self._now.pairs(adapter)
 
     def by_pool(self, adapter: str = "") -> Mapping[str, tuple[Pair, ...]]:
         """Return `pairs` by declared pool; those of workers in none under `REST`."""
-        if adapter not in self._by_pool:
-            self._by_pool[adapter] = grouped(self.pairs(adapter), _pools(self._views()), self.pools)
-        return self._by_pool[adapter]
+        return {} if self._closed_because else self._now.by_pool(adapter)
 
     def note_attempt(self, pair: Pair) -> None:
         """An attempt begins at a pair."""
@@ -218,41 +192,24 @@ class Fleet:
 
     def singles(self, adapter: str = "") -> tuple[Pair, ...]:
         """The workers that may make vectors of prompts now, by the same rules, each as a pair with itself."""
-        if self._closed_because:
-            return ()
-        if adapter not in self._singles:
-            views = self._views()
-            alone = singles(views, self._model_id)
-            self._singles[adapter] = heard(with_adapter(alone, views, adapter) if adapter else alone, views)
-        return self._singles[adapter]
+        return () if self._closed_because else self._now.singles(adapter)
 
     def successions(self, adapter: str = "") -> tuple[Pair, ...]:
         """Who may go on with requests that run at whom, with `adapter` if it is not empty."""
-        if adapter not in self._successions:
-            views = self._views()
-            pairs = meeting(successions(views, self._model_id), _pools(views), self.pools)
-            self._successions[adapter] = heard(with_adapter(pairs, views, adapter) if adapter else pairs, views)
-        return self._successions[adapter]
+        return self._now.successions(adapter)
 
     def vacating(self) -> frozenset[int]:
         """The workers that wait for the outputs that they make to end."""
-        if self._vacating is None:
-            self._vacating = vacating(self._own_views())
-        return self._vacating
+        return self._now.vacating
 
     def adapters(self) -> tuple[str, ...]:
         """The adapters that clients may ask for."""
-        if self._adapters is None:
-            self._adapters = adapters(self._own_views())
-        return self._adapters
+        return self._now.adapters
 
     @property
     def model_ids(self) -> tuple[str, ...]:
         """The names of what the pairs serve now, the most served first: more than one while weights are updated."""
-        if not self._model_ids:
-            served = Counter(self._sessions[pair.prefill_id].worker.record.model_id for pair in self.pairs())
-            self._model_ids = tuple(name for name, _ in served.most_common()) or (self._model_id,)
-        return self._model_ids
+        return (self._model_id,) if self._closed_because else self._now.model_ids
 
     def problem(self, adapter: str = "") -> str | None:
         """Why no pair may serve, in words; None when one may."""
@@ -260,31 +217,20 @@ class Fleet:
             return None
         if adapter and self.pairs():
             return f"no linked prefill and decode worker have the same weights loaded as adapter {adapter!r}"
-        return self._closed_because or explain(self._views(), self._model_id, self._kinds)
+        return self._closed_because or explain(self._now.views(), self._model_id, self._kinds)
 
     def is_cut_off(self) -> bool:
         """Whether a worker is listed as ready that is not reached: it may be dead, or there for another router."""
-        ready = [view for view in self._views() if view.state is State.READY and view.role is not Role.ENCODE]
-        return any(not view.session_open for view in ready)
+        return self._now.is_cut_off()
 
     @property
     def page_sizes(self) -> frozenset[int]:
         """The page sizes of the KV pools of workers that serve requests, in tokens."""
-        if self._page_sizes is None:
-            sizes = (worker.page_size for worker in self._serving_workers())
-            self._page_sizes = frozenset(size for size in sizes if size)
-        return self._page_sizes
+        return self._now.page_sizes
 
     def context_len(self, default: int) -> int:
         """The longest request, prompt and output, that every ready worker takes; at most `default`."""
-        if self._context_len is None:
-            ready = [worker for worker in self._serving_workers() if worker.state is State.READY]
-            self._context_len = min((worker.record.context_len for worker in ready), default=sys.maxsize)
-        return min(default, self._context_len)
-
-    def _serving_workers(self) -> list[KnownWorker]:
-        """Return those of `own_workers` that serve legs of requests: none that does no more than encode images."""
-        return [each for each in self.own_workers() if any(map(each.role.serves, self._kinds))]
+        return min(default, self._now.context_len)
 
     def num_open_legs(self, role: Role) -> int:
         return sum(session.num_open_legs for session in self._of_role(role))
@@ -313,7 +259,7 @@ class Fleet:
 
         So one has to be started, or is starting.
         """
-        views = [view for view in self._own_views() if may_serve(view.pool, self.pools, pool)]
+        views = [view for view in self._now.own_views() if may_serve(view.pool, self.pools, pool)]
         return not self._serves(pool) and is_cold(views)
 
     def _serves(self, pool: str) -> bool:
@@ -350,7 +296,7 @@ class Fleet:
         """Return `singles(adapter)` likewise."""
         alone = await self.wait_for(partial(self.singles, adapter), timeout_s)
         if not alone:
-            raise Unavailable(self._closed_because or explain(self._views(), self._model_id, VECTOR_KINDS))
+            raise Unavailable(self._closed_because or explain(self._now.views(), self._model_id, VECTOR_KINDS))
         return alone
 
     async def wait_for(self, found: Callable[[], tuple[Pair, ...]], timeout_s: float) -> tuple[Pair, ...]:
@@ -372,13 +318,6 @@ class Fleet:
     def _of_role(self, role: Role) -> list[Session]:
         return [session for session in self._sessions.values() if session.worker.role is role]
 
-    def _views(self) -> list[WorkerView]:
-        return [session.view() for session in self._sessions.values()]
-
-    def _own_views(self) -> list[WorkerView]:
-        """As `own_workers`."""
-        return [view for view in self._views() if view.model_id in (self._model_id, "")]
-
     # changes
 
     def _reconcile(self, group: asyncio.TaskGroup) -> None:
@@ -395,7 +334,7 @@ class Fleet:
         self._note_change()
 
     def _note_missing(self) -> None:
-        if not is_missing(self._own_views(), self._kinds):
+        if not is_missing(self._now.own_views(), self._kinds):
             self.missing_since_s = None
         elif self.missing_since_s is None:
             self.missing_since_s = time.monotonic()
@@ -432,14 +371,12 @@ class Fleet:
         for fleet in (self, *self._beside):
             fleet._forget()
 
+    def _availability(self) -> Availability:
+        return Availability(self._sessions, self._model_id, self._kinds, self.pools)
+
     def _forget(self) -> None:
         """Have what follows from the workers found anew, and wake who waits for a change."""
-        self._pairs.clear()
-        self._by_pool.clear()
-        self._singles.clear()
-        self._successions.clear()
-        self._vacating = None
-        self._adapters, self._model_ids, self._page_sizes, self._context_len = None, (), None, None
+        self._now = self._availability()
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -461,10 +398,6 @@ class AnyOf:
 
     async def wait_for_change(self) -> None:
         await self._fleets[0].wait_for_change()
-
-
-def _pools(views: Iterable[WorkerView]) -> dict[int, str]:
-    return {view.instance_id: view.pool for view in views}
 
 
 def _is_worker(instance: Instance) -> bool:

@@ -207,11 +207,11 @@ class KnownWorker:
             self._note_layout()
 
     def on_load(self, load: bootstrap_pb2.WorkerLoad) -> bool:
-        """Keep a newer load; return whether others may serve with it, or rather without it, than before."""
-        was_silent, self.load = self.load.silent_s > 0, load
+        """Keep a newer load; return whether others may serve with it, or rather without it, than before, or more."""
+        was_silent, total_pages, self.load = self.load.silent_s > 0, self.load.total_pages, load
         self.reported = reported_load(load, self.page_size)
         before, self._linked = self._linked, frozenset(load.linked_instances)
-        return self._linked != before or was_silent != (load.silent_s > 0)
+        return self._linked != before or was_silent != (load.silent_s > 0) or total_pages != load.total_pages
 
     def _note_layout(self) -> None:
         """Keep what every choice of a pair asks for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from diptych.common.trust.tokens import Tokens
 from diptych.common.trust.trust import Trust
-from diptych.router.admission.session_line import Key
+from diptych.router.admission.session_line import TICKET_S, Key
 from diptych.router.keys.keyring import digest_of
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 
@@ -202,7 +203,7 @@ def crowd(cluster: Cluster) -> int:
     for worker in cluster.workers:
         worker.instance.load.total_pages = 100
         cluster.report_load(worker, worker.instance.load)
-    door = cluster.router.desk.doors[0]
+    door = cluster.router.serving.desk.doors[0]
     cluster.wait_until(lambda: door.capacity_tokens == 100 * worker.instance.transfer.layout.page_size > 0)
     return int(door.capacity_tokens)
 
@@ -222,7 +223,7 @@ def opened(cluster: Cluster, name: str, tokens: int, key: str = "", **fields: An
 
 
 def test_a_session_waits_in_line_for_room_and_keeps_its_place(crowded: Cluster) -> None:
-    tokens = crowded.router.desk.doors[0].capacity_tokens
+    tokens = crowded.router.serving.desk.doors[0].capacity_tokens
     assert opened(crowded, "a", tokens, wait_s=100) == (200, "a")
     status, answer = opened(crowded, "b", tokens, wait_s=0.001)
     assert (status, answer["error"]["code"]) == (503, "unavailable")
@@ -239,7 +240,7 @@ def test_a_session_waits_in_line_for_room_and_keeps_its_place(crowded: Cluster) 
 
 
 def test_who_asks_again_because_the_answer_was_lost_has_the_same_session(crowded: Cluster) -> None:
-    door = crowded.router.desk.doors[0]
+    door = crowded.router.serving.desk.doors[0]
     tokens = door.capacity_tokens
     assert opened(crowded, "a", tokens, wait_s=100) == (200, "a")
     assert opened(crowded, "a", tokens, wait_s=50) == (200, "a"), "how long it may wait is no part of the session"
@@ -255,7 +256,7 @@ def test_who_asks_again_because_the_answer_was_lost_has_the_same_session(crowded
 
 
 def test_of_two_calls_that_wait_for_the_same_session_the_latest_has_it(crowded: Cluster) -> None:
-    door = crowded.router.desk.doors[0]
+    door = crowded.router.serving.desk.doors[0]
     assert opened(crowded, "a", door.capacity_tokens, wait_s=100) == (200, "a")
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(opened, crowded, "b", 9, wait_s=100)
@@ -269,7 +270,7 @@ def test_of_two_calls_that_wait_for_the_same_session_the_latest_has_it(crowded: 
 def test_a_session_that_could_not_be_opened_behind_its_wait_has_no_room(
     crowded: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    door = crowded.router.desk.doors[0]
+    door = crowded.router.serving.desk.doors[0]
     assert opened(crowded, "a", door.capacity_tokens, wait_s=100) == (200, "a")
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(opened, crowded, "b", 9, wait_s=100)
@@ -283,7 +284,7 @@ def test_a_session_that_could_not_be_opened_behind_its_wait_has_no_room(
 
 
 def test_a_session_that_is_open_and_asked_for_no_room_is_refused_before_it_waits(crowded: Cluster) -> None:
-    door = crowded.router.desk.doors[0]
+    door = crowded.router.serving.desk.doors[0]
     assert opened(crowded, "a", 9) == (200, "a")
     assert opened(crowded, "a", 9)[0] == 400, "as in SGLang"
     assert opened(crowded, "a", 9, wait_s=100)[0] == 400
@@ -304,12 +305,32 @@ def test_a_key_that_holds_its_share_waits_behind_another(start_cluster: Callable
 
 
 def test_any_api_tells_how_much_context_a_session_has(crowded: Cluster) -> None:
-    door = crowded.router.desk.doors[0]
+    door = crowded.router.serving.desk.doors[0]
     assert opened(crowded, "a", door.capacity_tokens, wait_s=100) == (200, "a")
     crowded.complete("abc")
     assert door.line.num_tokens == door.capacity_tokens
     crowded.post("/v1/completions", {"model": "tiny", "prompt": "abc", "max_tokens": 5}, {"x-diptych-session": "a"})
-    assert 0 < door.line.num_tokens < 30
+    crowded.wait_until(lambda: 0 < door.line.num_tokens < 30)  # once its answer has been written
+
+
+def test_a_session_whose_first_request_waits_for_long_before_it_runs_keeps_its_room(
+    start_cluster: Callable[..., Cluster], hang: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = start_cluster(max_concurrent=1)
+    crowd(cluster)
+    cluster.decode().faults = [hang(1)]
+    door, body = cluster.router.desk.doors[0], {"text": "abc"}
+    assert opened(cluster, "a", door.capacity_tokens, wait_s=100) == (200, "a")
+    with ThreadPoolExecutor(2) as pool:
+        runs = pool.submit(fetch, cluster, "/generate", body, {})
+        cluster.wait_until(lambda: len(cluster.decode().started) == 1)
+        waits = pool.submit(fetch, cluster, "/generate", body, {"x-diptych-session": "a"})
+        cluster.wait_until(lambda: cluster.router.admission.num_waiting == 1)
+        monkeypatch.setattr(door, "_clock", lambda: time.monotonic() + 2 * TICKET_S)
+        assert opened(cluster, "b", 1, wait_s=0.001)[0] == 503, "there is no room: a's is not given away"
+        assert not waits.done()
+        cluster.release(cluster.decode())
+        assert [runs.result(100)[0], waits.result(100)[0]] == [200, 200]
 
 
 @pytest.mark.parametrize("fields", [{"wait_s": -1}, {"wait_s": 601}, {"wait_s": "x"}, {"context_tokens": 0}])
@@ -319,7 +340,7 @@ def test_words_of_the_line_that_make_no_sense_are_refused(cluster: Cluster, fiel
 
 
 def test_the_place_of_a_client_that_leaves_the_line_is_not_taken(crowded: Cluster) -> None:
-    door = crowded.router.desk.doors[0]
+    door = crowded.router.serving.desk.doors[0]
     assert opened(crowded, "a", door.capacity_tokens, wait_s=100) == (200, "a")
     connection = http.client.HTTPConnection(crowded.url.removeprefix("http://"), timeout=200)
     connection.request("POST", "/open_session", json.dumps({"capacity_of_str_len": 9, "session_id": "b", "wait_s": 99}))
@@ -327,7 +348,7 @@ def test_the_place_of_a_client_that_leaves_the_line_is_not_taken(crowded: Cluste
     connection.close()
     crowded.wait_until(lambda: door.num_calls == 0)
     ask(crowded, "POST", "/close_session", body={"session_id": "a"})
-    assert crowded.router.desk.sessions.close("", "b") is False
+    assert crowded.router.serving.desk.sessions.close("", "b") is False
 
 
 @pytest.fixture
@@ -341,7 +362,7 @@ def asked(name: str, **fields: Any) -> Any:
 
 
 def test_a_session_is_opened_used_and_closed_over_grpc_in_the_same_line(crowded: Cluster, stub: Any) -> None:
-    door = crowded.router.desk.doors[0]
+    door = crowded.router.serving.desk.doors[0]
     assert stub.OpenSession(asked("a", wait_s=100, context_tokens=door.capacity_tokens)).session_id == "a"
     with pytest.raises(grpc.RpcError, match="number 1 in line") as refused:
         stub.OpenSession(asked("b", wait_s=0.001))
@@ -370,17 +391,18 @@ def test_turns_over_grpc_send_only_what_is_new(crowded: Cluster, stub: Any) -> N
 
 
 def test_a_call_over_grpc_that_is_cancelled_or_too_late_waits_no_longer(crowded: Cluster, stub: Any) -> None:
-    door = crowded.router.desk.doors[0]
+    door = crowded.router.serving.desk.doors[0]
     stub.OpenSession(asked("a", wait_s=100, context_tokens=door.capacity_tokens))
     waits = stub.OpenSession.future(asked("b", wait_s=100))
     crowded.wait_until(lambda: door.num_calls == 1)
     waits.cancel()
     crowded.wait_until(lambda: door.num_calls == 0)
-    with pytest.raises(grpc.RpcError) as refused:
-        stub.OpenSession(asked("c", wait_s=100), timeout=0.2)
-    assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    crowded.wait_until(lambda: door.num_calls == 0)
-    assert [door.line.place(Key("", name)) for name in "bc"] == [1, 2], "the places are kept for a while"
+    while door.line.place(Key("", "c")) != 2:  # in time: a busy machine may need more of it
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.OpenSession(asked("c", wait_s=100), timeout=0.2)
+        assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        crowded.wait_until(lambda: door.num_calls == 0)
+    assert door.line.place(Key("", "b")) == 1, "the places are kept for a while"
 
 
 @pytest.mark.parametrize(

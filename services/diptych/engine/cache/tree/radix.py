@@ -38,7 +38,6 @@ from diptych.engine.cache.tree.radix_node import (
     Save,
     joined,
     merged,
-    node_key,
 )
 from diptych.engine.cache.turns import Kind, Turns
 from diptych.engine.values.policy_names import EvictionPolicy
@@ -248,6 +247,10 @@ class RadixTree:
         if len(pages) != len(token_ids) // self._page_size - node.end:
             raise InvalidTransition(f"{len(pages)} pages behind {node.end} do not hold {len(token_ids)} tokens")
         path = self._walk(node, token_ids, extra_key)
+        if len(path) == 1 and node.level == POOL and node.restore is None:  # nothing of it is here, as mostly
+            adopted = pages.copy()
+            end = self._append(node, token_ids, extra_key, adopted, names=names) if len(adopted) else node
+            return Insertion(end, NO_PAGES, adopted, duplicate=NO_PAGES)
         if any([step.restore is not None for step in path]):
             path = [step for step in path if step.level == POOL and step.restore is None]
             pages = pages[: path[-1].end - node.end]
@@ -417,7 +420,8 @@ class RadixTree:
                 self._num_evictable += step.num_pool_pages
                 if step.is_superseded:
                     self._superseded.add(step)
-        self._ranking.touch(node)
+        if node is not self._root:
+            self._ranking.touch(node)
 
     def num_evictable_below(self, num_uses: int, idle_s: float) -> int:
         """Return how many pages of the pool go before a text that was used so often, so long ago. O(nodes)."""
@@ -485,13 +489,16 @@ class RadixTree:
         if node is not None:
             self._ranking.note_eviction(node.state_rank)
             return self.states.pop(node)
-        self._choose_text(departures)
+        if self.states.num_pages:
+            self._choose_text(departures)
         lowest = self._queues[POOL].pop()
         if lowest is None:
-            return joined(())
-        if self._can_shorten(lowest, num_pages):
-            return self._shorten(lowest, num_pages)
-        node = self._end_of(lowest, num_pages)
+            return NO_PAGES
+        node = lowest
+        if len(lowest.pages) > num_pages:
+            if self._can_shorten(lowest):
+                return self._shorten(lowest, num_pages)
+            node = self._end_of(lowest, num_pages)
         gone, parent = node.held, node.parent
         self.states.leave(node)
         self.windows.leave(node)
@@ -529,10 +536,9 @@ class RadixTree:
         self.unpin(self.pins.first_to_go(self.now_s))
         return True
 
-    def _can_shorten(self, leaf: Node, num_pages: int) -> bool:
-        """Whether more than so many pages are there, nothing is beside them, and they need not go down to a tier."""
-        is_long = len(leaf.pages) > num_pages and not self._tiers
-        return is_long and leaf.state is None and leaf.windows is None and not leaf.is_withdrawn
+    def _can_shorten(self, leaf: Node) -> bool:
+        """Whether nothing is beside its pages, and they need not go down to a tier."""
+        return not self._tiers and leaf.state is None and leaf.windows is None and not leaf.is_withdrawn
 
     def _shorten(self, leaf: Node, num_pages: int) -> Pages:
         """Take the last pages of a leaf, which is in no queue now, out of the pool.
@@ -583,8 +589,9 @@ class RadixTree:
         return upper
 
     def _key(self, token_ids: I64, start: int, extra_key: bytes) -> bytes:
-        """Name the node that begins at token `start`: only at the root also by the extra key."""
-        return node_key(token_ids[start:], self._page_size, b"" if start else extra_key)
+        """Name the node that begins at token `start`, as `node_key` does: only at the root also by the extra key."""
+        key = token_ids[start : start + self._page_size].tobytes()
+        return extra_key + key if extra_key and not start else key
 
     def _append(
         self,
@@ -598,10 +605,12 @@ class RadixTree:
         end = len(token_ids) // self._page_size * self._page_size
         tokens = token_ids[end - len(pages) * self._page_size : end].astype(np.int64)
         key = self._key(token_ids, parent.end * self._page_size, extra_key)
-        known = names[parent.end : parent.end + len(pages)]
-        is_named = len(known) == len(pages)
-        hashes = np.array(array("Q", known)) if is_named else self.names(parent, token_ids[:end], extra_key)
-        node = Node(key, parent, tokens, pages, hashes, parent.end + len(pages), level)
+        node_end = parent.end + len(pages)
+        if len(names) >= node_end:
+            hashes = np.array(array("Q", names[parent.end : node_end]))
+        else:
+            hashes = self.names(parent, token_ids[:end], extra_key)
+        node = Node(key, parent, tokens, pages, hashes, node_end, level)
         parent.children[key] = node
         self.windows.on_end_moved(parent)
         if level == POOL:
@@ -609,7 +618,7 @@ class RadixTree:
         else:
             self._ranking.touch_new(node)
             self._queues[level].add(node)
-        node.is_withdrawn, node.has_rows = parent.is_withdrawn, is_of_rows(extra_key)
+        node.is_withdrawn, node.has_rows = parent.is_withdrawn, bool(extra_key) and is_of_rows(extra_key)
         if not node.is_withdrawn:
             self._changes.store(node.hashes.tolist(), level)
         return node
@@ -653,13 +662,16 @@ class RadixTree:
 
         What is beside its tokens' pages goes with all of them or not at all.
         """
+        if node.level == len(self._tiers):
+            self._drop_beside(node)
+            self._remove_all(node)
+            return
         num_saved = self._make_room(node.level + 1, node.num_places, saves) if self._is_kept_below(node) else 0
         if num_saved < node.num_places:
             self._drop_beside(node)
         if num_saved < len(node.pages):
             kept = self._split(node, num_saved) if num_saved else None
-            for lost in [*reversed(list(node.below())), node]:
-                self._remove(lost)
+            self._remove_all(node)
             if kept is None:
                 return
             node = kept
@@ -674,7 +686,7 @@ class RadixTree:
 
     def _is_kept_below(self, node: Node) -> bool:
         """Whether a node that is evicted from its level goes down a level: always, where others are kept behind it."""
-        if node.is_withdrawn or node.has_rows or node.level == len(self._tiers):
+        if node.is_withdrawn or node.has_rows:
             return False
         tier = self._tiers[node.level]
         return bool(node.children) or tier.admits(node.hashes, node.num_uses, node.end * self._page_size)
@@ -709,10 +721,18 @@ class RadixTree:
         self._num_evictable -= len(pages)
         return joined([*states, pages])
 
+    def _remove_all(self, node: Node) -> None:
+        """Remove a node and what is below it, which nobody holds."""
+        if node.children:
+            for lost in reversed(list(node.below())):
+                self._remove(lost)
+        self._remove(node)
+
     def _remove(self, leaf: Node) -> None:
         assert leaf.parent is not None
         assert not leaf.children
-        self.unpin(leaf)
+        if leaf.num_pins:
+            self.unpin(leaf)
         del leaf.parent.children[leaf.key]
         self.windows.on_end_moved(leaf.parent)
         leaf.parent = None

@@ -24,7 +24,7 @@ NO_HASHES: Final[U64] = np.empty(0, np.uint64)
 
 def node_key(token_ids: I64, page_size: int, extra_key: bytes = b"") -> bytes:
     """Name a node by its first page; below the root also by the extra key, which so divides the whole tree."""
-    return extra_key + token_ids[:page_size].astype(np.int64, copy=False).tobytes()
+    return extra_key + token_ids[:page_size].tobytes()
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -200,7 +200,7 @@ class Match(NamedTuple):
 
     @property
     def num_lower_pages(self) -> int:
-        return sum(len(node.pages) for node in self.lower_nodes)
+        return sum([len(node.pages) for node in self.lower_nodes]) if self.lower_nodes else 0
 
 
 @dataclass(frozen=True, slots=True)

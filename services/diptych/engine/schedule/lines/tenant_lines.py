@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Final
 
 from diptych.engine.values.request import Request
@@ -11,6 +12,7 @@ from diptych.engine.values.request import Request
 WINDOW: Final = 64  # how many of a tenant's requests, in order of rank, a policy may choose from
 
 Place = tuple[float, int, Request]  # rank, order of arrival
+_request_of: Final[Callable[[Place], Request]] = itemgetter(2)
 
 
 class TenantLines:
@@ -40,4 +42,4 @@ class TenantLines:
 
     def first(self, tenant: str) -> list[Request]:
         """Return those of a tenant that a policy may choose from."""
-        return [request for _, _, request in self.by_tenant[tenant][:WINDOW]]
+        return [*map(_request_of, self.by_tenant[tenant][:WINDOW])]

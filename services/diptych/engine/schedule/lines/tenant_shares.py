@@ -44,7 +44,7 @@ class TenantShares:
     def charge(self, tenant: str, *, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
         """Take note of tokens computed, or to be computed, for `tenant`; negative ones give back."""
         cost = prompt_tokens + OUTPUT_COST * output_tokens
-        self._charged[tenant] = self._charged_to(tenant) + cost / self._weights.get(tenant, 1.0)
+        self._charged[tenant] = self._charged.get(tenant, self._turn) + cost / self._weights.get(tenant, 1.0)
 
     def _charged_to(self, tenant: str) -> float:
         return self._charged.get(tenant, self._turn)

@@ -182,7 +182,7 @@ class Exchange:
 
     async def answer(self, api: Api, request: Request) -> Response:
         trace, said = trace_of(request.scope), _headers(request.scope)
-        origin = Origin(request_id_of(said), said, caller_of(request), trace, self._models.desk)
+        origin = Origin(request_id_of(said), said, caller_of(request), trace)
         trace.note_origin(origin.request_id, origin.caller.name)
         headers = {HEADER: origin.request_id, api.id_header: origin.request_id}
         held = self.bodies.hold(origin.caller.name)
@@ -206,10 +206,7 @@ class Exchange:
 
         try:
             parsed = await self.bodies.read(request, held, parse)
-            client, pipeline = parsed[0], offers.named(parsed[0].model).pipeline
-            if client.turn is not None:
-                client.turn.check_model(self._models.number(pipeline))
-            return parsed, pipeline
+            return parsed, offers.named(parsed[0].model).pipeline
         except BaseException:
             held.release()
             raise

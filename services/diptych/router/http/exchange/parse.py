@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
@@ -30,19 +30,12 @@ from diptych.router.http.openai.responses_layout import ResponseLayout
 from diptych.router.http.openai.responses_request import ResponsesRequest
 from diptych.router.keys.caller import Caller
 from diptych.router.tracing.record import Trace
-from diptych.router.values.kept_sessions import Follow, KeptSessions, Turn
 from diptych.router.values.request import ClientRequest, Prompt, ServedModel, routing_of
 from diptych.router.values.slo_tiers import wish_in
 
 TENANT_HEADER: Final = "x-tenant"
 
 B = TypeVar("B", bound=Body)
-
-
-class Turns(Protocol):
-    """Who knows the turns of sessions."""
-
-    def turn(self, owner: str, follow: Follow, name: str, now_s: float) -> Turn: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +46,6 @@ class Origin:
     headers: Mapping[str, str]
     caller: Caller
     trace: Trace
-    sessions: Turns = field(default_factory=KeptSessions)
     priority: int | None = None  # in place of what the body says
 
     def request(
@@ -127,17 +119,9 @@ def parse_generate(body: bytes, origin: Origin, find: Find) -> Parsed:
         seed=sampling.sampling_seed,
         num_choices=1 if sampling.n is None else sampling.n,
         predicted_text=fields.predicted_text,
-        turn=_turn(fields, origin),
+        follow=fields.follow,
     )
     return request, GenerateLayout(fields.rid or origin.request_id, model.tokenizer.token_bytes, fields.style)
-
-
-def _turn(fields: GenerateRequest, origin: Origin) -> Turn | None:
-    """Return which turn of a session it is; None: of none. Raises `InvalidRequest`."""
-    follow = fields.follow
-    if follow is None:
-        return None
-    return origin.sessions.turn(origin.caller.name, follow, fields.rid or origin.request_id, time.monotonic())
 
 
 def parse_messages(body: bytes, origin: Origin, find: Find) -> Parsed:
