@@ -85,7 +85,7 @@ fuzz: .venv/dev.stamp
 		tests/common/trust/test_certificate.py tests/router/test_openapi.py tests/kernels \
 		tests/pd/test_protocol.py tests/pd/test_protocol_states.py tests/pd/test_protocol_conversions.py tests/pd/test_workload.py tests/pd/test_unlike_families.py \
 		tests/engine/schedule/test_workload.py tests/engine/runner/test_families.py tests/engine/runner/gpu/test_piece_graphs.py \
-		tests/platform/test_layouts.py tests/platform/test_images.py tests/platform/test_pipeline.py \
+		tests/platform/test_layouts.py tests/platform/test_images.py tests/platform/test_pipeline.py tests/platform/test_nodes.py \
 		tests/platform/test_tensor_parallel.py tests/platform/test_shared_experts.py \
 		tests/embedded/test_engine_adapters.py tests/embedded/test_file_cache.py tests/engine/tiers/test_file_tier.py tests/chaos/test_chaos.py $(ARGS)
 

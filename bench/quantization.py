@@ -26,7 +26,7 @@ from model_cost import prefill_flops
 from report import Report, arguments
 from torch import Tensor
 
-from diptych.checkpoints.quantization.declared import Units, apart
+from diptych.checkpoints.quantization.units import Units, apart
 from diptych.checkpoints.quantization.weight import Stored, as_floats, expanded
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.runner.kv_pool import KV_DTYPES

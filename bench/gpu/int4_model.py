@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from diptych.checkpoints.quantization.declared import Units, apart
+from diptych.checkpoints.quantization.units import Units, apart
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.source import ModelSource
 from diptych.kernels.quantized import Array, QuantizedArray

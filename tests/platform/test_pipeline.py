@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from next_layers import random_folder
 
 from diptych.engine import Engine, SamplingParams
 from diptych.v1 import bootstrap_pb2
@@ -79,12 +80,17 @@ def ready_prefill(platform: Platform) -> int:
     return found.instance_id if found else 0
 
 
-def test_unlike_stages_on_two_nodes_prefill_for_two_ranks_that_hold_all_and_end_together_when_one_dies(
-    start: Start, tiny_latent_experts_folder: Path, reference: Callable[..., Engine], wait_until: Callable[..., Any]
+def test_stages_on_two_nodes_prefill_for_two_ranks_that_hold_all_and_end_together_when_one_dies(
+    start: Start,
+    tiny_folder: Path,
+    tmp_path: Path,
+    reference: Callable[..., Engine],
+    wait_until: Callable[..., Any],
 ) -> None:
-    """Three layers of latents on two stages, to pages of another size."""
-    folder = tiny_latent_experts_folder
-    platform, expected = start(folder, "--pp 2", "--tp 2 --page-size 8"), tokens_of_one_process(reference(folder))
+    """Latents, and behind them the layer that guesses, which the last stage has, to pages of another size."""
+    folder = random_folder(tmp_path / "latent", "DeepseekV3", tiny_folder)
+    prefill, decode = "--pp 2 --speculate mtp", "--tp 2 --page-size 8 --speculate mtp"
+    platform, expected = start(folder, prefill, decode), tokens_of_one_process(reference(folder))
     for _ in range(2):  # the second time prefixes are cached on both sides
         assert tokens(platform) == expected
     refused = update_weights(platform, folder)

@@ -18,7 +18,7 @@ def ends_as_one(engine: Engine, victim: int) -> None:
     stream = engine.stream([1, 2, 3], LONG)
     next(stream)
     processes[victim].kill()
-    with pytest.raises((SchedulerDied, InternalError), match=r"died|ended"):
+    with pytest.raises((SchedulerDied, InternalError)):  # in words of who noticed first: it may be another rank
         list(stream)
     with pytest.raises(SchedulerDied):
         engine.generate([4, 5], LONG)

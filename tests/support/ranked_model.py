@@ -16,11 +16,12 @@ from thread_ranks import Meeting, ThreadCommunicator, ThreadStages, new_lines
 
 from diptych.checkpoints.shard import Shard
 from diptych.checkpoints.source import ModelSource
+from diptych.common.arrays import I64
 from diptych.engine.models.adapters.lora_host import LoraHost
 from diptych.engine.options.pool_size import most_state_pages
 from diptych.engine.runner.model_part import ModelPart, own_layers
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.batch import DraftBatch, DraftModel, ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.kv_regions import kv_layout, with_states
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
 from diptych.kvtransfer.plan import Parts, lands_in_parts, parts_of, plan
@@ -68,6 +69,7 @@ class RankedModel:
     shape: Shape
     num_pages: int
     max_loras: int = 0
+    draft: ModelSource | None = None  # that guesses; `source` has its layers
     kv: RankPools = field(init=False)
     layouts: list[PoolLayout] = field(init=False)
 
@@ -81,6 +83,13 @@ class RankedModel:
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
         results: list[StepResult] = self._together(lambda rank: self._runners[rank].execute(batch, sampling))
         return results[0]
+
+    def logits(self, batch: ForwardBatch) -> Any:
+        return self._together(lambda rank: self._runners[rank].logits(batch))[0]
+
+    @property
+    def draft_model(self) -> RankedDrafts:
+        return RankedDrafts([each.draft_model for each in self._runners if each.draft_model], self._together)
 
     def install(self, slot: int, folder: Path) -> None:
         """Put an adapter into a slot of every rank, as PEFT saved it."""
@@ -101,6 +110,7 @@ class RankedModel:
         kv = torch.from_numpy(pool.view(np.float32).reshape(self.layouts[rank].shape))
         communicator = None if self.shape.num_ranks == 1 else self._communicators[rank]
         options: dict[str, Any] = {"max_requests": 16, "max_loras": self.max_loras, "communicator": communicator}
+        options |= {"draft": self.draft, "row_tokens": 6 if self.draft else 1}
         return ModelRunner(self.source, kv, dtype="float32", **options)
 
     def _together(self, work: Callable[[int], Any]) -> list[Any]:
@@ -108,6 +118,24 @@ class RankedModel:
             return [work(0)]
         with ThreadPoolExecutor(self.shape.num_ranks) as pool:
             return list(pool.map(work, range(self.shape.num_ranks)))
+
+
+@dataclass(frozen=True)
+class RankedDrafts:
+    """Implements `DraftModel`: every rank is asked, and the first one answers."""
+
+    models: list[DraftModel]
+    together: Callable[[Callable[[int], Any]], list[Any]]
+
+    def draft(self, batch: DraftBatch) -> I64:
+        found: I64 = self.together(lambda rank: self.models[rank].draft(batch))[0]
+        return found
+
+    def row(self, slot: int) -> bytes:
+        return bytes(self.together(lambda rank: self.models[rank].row(slot))[0])
+
+    def put_row(self, slot: int, row: bytes) -> None:
+        self.together(lambda rank: self.models[rank].put_row(slot, row))
 
 
 def _communicators(shape: Shape) -> list[ThreadCommunicator]:

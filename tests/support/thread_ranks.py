@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -71,6 +72,11 @@ class ThreadCommunicator:
 
     def _sum(self, x: Tensor) -> Tensor:
         return torch.stack(self._meeting.exchange(self.rank, x)).sum(0)
+
+    def of_one_stage(self) -> ThreadCommunicator:
+        alone = copy(self)
+        alone.stages = None
+        return alone
 
     def gather(self, x: Tensor) -> list[Tensor] | None:
         parts = self._meeting.exchange(self.rank, x)

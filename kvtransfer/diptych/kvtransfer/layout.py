@@ -37,7 +37,7 @@ class HeadShare:
 class Region:
     """`[num_layers, num_planes, page_size, num_heads, head_dim]` of each page, contiguous."""
 
-    layers: tuple[int, ...]  # of the model, ascending
+    layers: tuple[int, ...]  # of the model, ascending; empty: only other pipeline stages have some
     num_planes: int  # 2: keys, then values; 1: a latent for both
     num_heads: int  # that this pool holds
     head_dim: int
@@ -68,9 +68,9 @@ class Region:
         """Raise `ConfigError` for a region that can't hold anything."""
         if self.dtype not in DTYPE_NBYTES:
             raise ConfigError(f"KV dtype must be one of {', '.join(DTYPE_NBYTES)}, not {self.dtype!r}")
-        if min(self.shape(page_size)) < 1:
+        if min(len(self.model_layers), *self.shape(page_size)[1:]) < 1:
             raise ConfigError(f"every dimension of a KV pool must be at least 1: {self.shape(page_size)}")
-        if self.layers[0] < 0 or any(one >= other for one, other in pairwise(self.layers)):
+        if any(one < 0 for one in self.layers) or any(one >= other for one, other in pairwise(self.layers)):
             raise ConfigError(f"layers of a KV region must ascend: {self.layers}")
         if self.total_layers:
             self._validate_stage()
@@ -83,9 +83,9 @@ class Region:
     def _validate_stage(self) -> None:
         """Raise `ConfigError` unless the layers are neighbours among those of the model."""
         every = self.total_layers
-        if every[0] < 0 or any(one >= other for one, other in pairwise(every)) or self.layers[0] not in every:
+        if every[0] < 0 or any(one >= other for one, other in pairwise(every)) or not {*self.layers} <= {*every}:
             raise ConfigError(f"layers of a KV region are not those of a stage: {self.layers} of {every}")
-        first = every.index(self.layers[0])
+        first = every.index(self.layers[0]) if self.layers else 0
         if every[first : first + len(self.layers)] != self.layers:
             raise ConfigError(f"layers of a stage must follow each other in the model: {self.layers} of {every}")
 

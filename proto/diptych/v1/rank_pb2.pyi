@@ -100,7 +100,7 @@ class Meeting(_message.Message):
     def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class RankEntry(_message.Message):
-    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack", "finish_saves", "draft", "prepare", "forget", "place_adapter", "remove_adapter", "switch_weights", "switch_back", "drop_weights", "release_weights", "put_row", "open_files", "keep", "load", "forget_pages", "meet", "round", "open_store", "offer", "load_runs", "forget_runs", "finish_steps")
+    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack", "finish_saves", "draft", "prepare", "forget", "place_adapter", "remove_adapter", "switch_weights", "switch_back", "drop_weights", "release_weights", "put_row", "open_files", "keep", "load", "forget_pages", "meet", "round", "open_store", "offer", "load_runs", "forget_runs", "finish_steps", "get_row")
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     DISCONNECT_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +135,7 @@ class RankEntry(_message.Message):
     LOAD_RUNS_FIELD_NUMBER: _ClassVar[int]
     FORGET_RUNS_FIELD_NUMBER: _ClassVar[int]
     FINISH_STEPS_FIELD_NUMBER: _ClassVar[int]
+    GET_ROW_FIELD_NUMBER: _ClassVar[int]
     step: Step
     connect: ConnectPeer
     disconnect: int
@@ -169,7 +170,8 @@ class RankEntry(_message.Message):
     load_runs: LoadRuns
     forget_runs: ForgetRuns
     finish_steps: int
-    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ..., prepare: _Optional[_Union[RankTask, _Mapping]] = ..., forget: _Optional[int] = ..., place_adapter: _Optional[_Union[PlaceAdapter, _Mapping]] = ..., remove_adapter: _Optional[int] = ..., switch_weights: _Optional[bool] = ..., switch_back: _Optional[bool] = ..., drop_weights: _Optional[bool] = ..., release_weights: _Optional[bool] = ..., put_row: _Optional[_Union[HiddenRow, _Mapping]] = ..., open_files: _Optional[int] = ..., keep: _Optional[_Union[KeepPages, _Mapping]] = ..., load: _Optional[_Union[LoadPages, _Mapping]] = ..., forget_pages: _Optional[bytes] = ..., meet: _Optional[_Union[Meeting, _Mapping]] = ..., round: _Optional[_Union[CommonRound, _Mapping]] = ..., open_store: _Optional[_Union[OpenStore, _Mapping]] = ..., offer: _Optional[_Union[KeepPages, _Mapping]] = ..., load_runs: _Optional[_Union[LoadRuns, _Mapping]] = ..., forget_runs: _Optional[_Union[ForgetRuns, _Mapping]] = ..., finish_steps: _Optional[int] = ...) -> None: ...
+    get_row: int
+    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ..., prepare: _Optional[_Union[RankTask, _Mapping]] = ..., forget: _Optional[int] = ..., place_adapter: _Optional[_Union[PlaceAdapter, _Mapping]] = ..., remove_adapter: _Optional[int] = ..., switch_weights: _Optional[bool] = ..., switch_back: _Optional[bool] = ..., drop_weights: _Optional[bool] = ..., release_weights: _Optional[bool] = ..., put_row: _Optional[_Union[HiddenRow, _Mapping]] = ..., open_files: _Optional[int] = ..., keep: _Optional[_Union[KeepPages, _Mapping]] = ..., load: _Optional[_Union[LoadPages, _Mapping]] = ..., forget_pages: _Optional[bytes] = ..., meet: _Optional[_Union[Meeting, _Mapping]] = ..., round: _Optional[_Union[CommonRound, _Mapping]] = ..., open_store: _Optional[_Union[OpenStore, _Mapping]] = ..., offer: _Optional[_Union[KeepPages, _Mapping]] = ..., load_runs: _Optional[_Union[LoadRuns, _Mapping]] = ..., forget_runs: _Optional[_Union[ForgetRuns, _Mapping]] = ..., finish_steps: _Optional[int] = ..., get_row: _Optional[int] = ...) -> None: ...
 
 class CommonRound(_message.Message):
     __slots__ = ("num_tokens", "num_picked", "is_without_us", "is_plain", "late_tokens", "late_picked")

@@ -276,6 +276,11 @@ class ModelConfig:
         return self.vision is not None and self.vision.is_whole
 
     @property
+    def embeds_behind(self) -> bool:
+        """Whether the embedding is read behind the layers, too: as output projection, or by the next layer."""
+        return self.tie_embeddings or (self.draft is not None and self.draft.model.joins_rows)
+
+    @property
     def has_first_layer(self) -> bool:
         """Whether what is before the layers is here, too."""
         return self.stage is None or self.stage.first_layer == 0

@@ -25,4 +25,3 @@ class Encoder:
     activation: EncoderActivation = "gelu"
     norm_bias: bool = True
     attention_bias: bool = True
-    ffn_bias: bool = True

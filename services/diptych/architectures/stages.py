@@ -1,7 +1,8 @@
 """Which layers each stage of a pipeline has, and what a stage is as a model of its own. Pure.
 
 Stages have neighbouring layers. Embeddings are the first one's, as is a tower of images, with all layers that its rows
-are added to; the last norm and the output projection are the last one's. Where that is the embedding, both have it. The
+are added to; the last norm and the output projection are the last one's, and so is what guesses by layers of its own.
+Where the projection is the embedding, or who guesses reads it, both have it. The
 cut is the one whose heaviest stage is lightest, by numbers in weights, among those that give each stage layers of each
 kind that keeps something: pages are what these have of tokens. No stage begins between a layer and one that attends to
 what it has chosen or kept. Of cuts that weigh nearly the same it is the one with most pages.
@@ -114,8 +115,8 @@ def _obstacles(config: ModelConfig) -> Iterator[str]:
     """Yield what of a model a stage can't have alone, in words."""
     if config.encoder is not None or config.pooling is not None:
         yield "it makes vectors, and stages hand on what becomes text"
-    if config.draft is not None:
-        yield "draft layers read what comes out of the last one: leave out --speculate"
+    if config.taps:
+        yield "an EAGLE-3 head reads three layers, which are in several stages: give --speculate mtp, draft:, or suffix"
     if config.num_borrowing:
         yield "layers borrow keys and values"
     if config.per_layer_dim:
@@ -173,10 +174,19 @@ def _weights(config: ModelConfig) -> list[int]:
                 weights[int(number)] += size
                 continue
             for layer in (0, last):
-                layers, tied = range(layer, layer + 1), config.tie_embeddings
+                layers, tied = range(layer, layer + 1), config.embeds_behind
                 if target_in_stage(piece.target, layers, config.num_layers, tied=tied) is not None:
                     weights[layer] += size
+    if config.draft is not None:
+        weights[last] += _own_weights(config.draft.model)
     return weights
+
+
+def _own_weights(draft: ModelConfig) -> int:
+    """Return the numbers in the weights of who guesses, all of which the last stage has."""
+    from diptych.architectures.next_layer import placement_of
+
+    return sum(prod(piece.shape) for _, pieces in placement_of(draft)(draft) for piece in pieces)
 
 
 def _best_cut(

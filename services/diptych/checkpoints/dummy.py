@@ -17,7 +17,7 @@ import tokenizers
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.next_layer import next_layer, placement_of
 from diptych.checkpoints.hf_folder import read_config
-from diptych.checkpoints.quantization.declared import Units, apart
+from diptych.checkpoints.quantization.units import Units, apart
 from diptych.kernels.quantized import Array
 from diptych.tokens.hf_tokenizer import read_tokenizer
 from diptych.tokens.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.eagle import WORDS, own_name, placement_of, read_head
 from diptych.checkpoints.fingerprint import fingerprint
 from diptych.checkpoints.hf_folder import shards_of
-from diptych.checkpoints.quantization.declared import Units, apart
+from diptych.checkpoints.quantization.units import Units, apart
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.safetensors import FLOATS, read_blanks, read_header, read_tensors
 from diptych.checkpoints.source import ModelSource

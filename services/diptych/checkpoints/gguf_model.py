@@ -21,8 +21,8 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import NONSENSE, from_hf
 from diptych.checkpoints.fingerprint import fingerprint
 from diptych.checkpoints.gguf import GgufFile
-from diptych.checkpoints.quantization.declared import Units
 from diptych.checkpoints.quantization.gguf_blocks import TYPES
+from diptych.checkpoints.quantization.units import Units
 from diptych.checkpoints.quantization.weight import Stored, as_floats
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import QuantizedArray

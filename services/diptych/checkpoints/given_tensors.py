@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import numpy as np
 
-from diptych.checkpoints.quantization.declared import Units, apart
+from diptych.checkpoints.quantization.units import Units, apart
 from diptych.checkpoints.safetensors import DERIVED, FLOATS, read_tensors, tensor_names
 from diptych.common.errors import ConfigError
 

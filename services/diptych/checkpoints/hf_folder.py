@@ -27,11 +27,12 @@ from diptych.architectures.vision import READERS
 from diptych.checkpoints.fingerprint import fingerprint
 from diptych.checkpoints.quantization.awq import awq
 from diptych.checkpoints.quantization.compressed_tensors import compressed_tensors
-from diptych.checkpoints.quantization.declared import Units, apart, declared
+from diptych.checkpoints.quantization.declared import declared
 from diptych.checkpoints.quantization.float8 import float8, stores_fp8
 from diptych.checkpoints.quantization.gptq import gptq
 from diptych.checkpoints.quantization.mxfp4 import mxfp4
 from diptych.checkpoints.quantization.scheme import Scheme, assemble, quantized_names
+from diptych.checkpoints.quantization.units import Units, apart
 from diptych.checkpoints.quantization.weight import Stored, as_floats
 from diptych.checkpoints.safetensors import DERIVED, FLOATS, read_blanks, read_header, read_tensors, tensor_names
 from diptych.common.errors import ConfigError

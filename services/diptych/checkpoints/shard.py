@@ -57,7 +57,7 @@ class Shard:
             shared_ffn_size=model.moe.shared_ffn_size // self.size,
         )
         wide = model.wide and replace(model.wide, num_kv_heads=max(1, model.wide.num_kv_heads // self.size))
-        draft = model.draft and replace(model.draft, model=self.config(model.draft.model))
+        draft = model.draft and replace(model.draft, model=self._cut_layers(model.draft.model))
         return replace(
             model,
             draft=draft,
@@ -99,7 +99,7 @@ class Shard:
 
     def _cuts(self, model: ModelConfig, whole: tuple[Piece, ...], part: tuple[Piece, ...]) -> tuple[Cut, ...]:
         cuts = tuple(self._cut(full, local) for full, local in zip(whole, part, strict=True))
-        return cuts if self.layers is None else in_stage(cuts, self.layers, model.num_layers, tied=model.tie_embeddings)
+        return cuts if self.layers is None else in_stage(cuts, self.layers, model.num_layers, tied=model.embeds_behind)
 
     def _cut(self, full: Piece, local: Piece) -> Cut:
         if full.split is Split.NONE:

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from diptych.architectures.config import ModelConfig, Rope
-from diptych.checkpoints.quantization.declared import Units, apart
+from diptych.checkpoints.quantization.units import Units, apart
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.common.errors import ConfigError
 from diptych.tokens.token_bytes import byte_alphabet

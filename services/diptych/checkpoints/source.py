@@ -23,7 +23,7 @@ from diptych.common.net.served import LoadFormat
 
 if TYPE_CHECKING:
     from diptych.architectures.config import ModelConfig
-    from diptych.checkpoints.quantization.declared import Units
+    from diptych.checkpoints.quantization.units import Units
     from diptych.checkpoints.quantization.weight import Stored
     from diptych.tokens.tokenizer import Tokenizer
 
@@ -197,7 +197,7 @@ class ExpandedModel(ChangedModel):
         return without_scales(self._source.blanks())
 
     def units(self) -> Units:
-        from diptych.checkpoints.quantization.declared import apart
+        from diptych.checkpoints.quantization.units import apart
 
         return apart
 

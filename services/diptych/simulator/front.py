@@ -89,9 +89,9 @@ class Front:
         claim = Claim(patience_s=self._setup.router.silence_s, tenant=served.call.tenant, weight=weight)
         served.claim, outcomes = self._queue.offer(claim, self._clock.now_s)
         self._claims[served.claim] = served
-        self._take(outcomes)
+        self._on_outcomes(outcomes)
 
-    def _take(self, outcomes: Sequence[Outcome]) -> None:
+    def _on_outcomes(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             served = self._claims[outcome.number]
             if isinstance(outcome, Admitted):
@@ -109,7 +109,7 @@ class Front:
 
     def _expire(self) -> None:
         self._looks_s = math.inf
-        self._take(self._queue.expire(self._clock.now_s))
+        self._on_outcomes(self._queue.expire(self._clock.now_s))
 
     def _close(self, served: Served, failure: str) -> None:
         served.failure = failure
@@ -137,7 +137,7 @@ class Front:
     def _leave(self, served: Served, failure: str = "") -> None:
         """A call that was admitted has ended."""
         self._close(served, failure)
-        self._take(self._queue.leave(served.claim, self._clock.now_s))
+        self._on_outcomes(self._queue.leave(served.claim, self._clock.now_s))
 
     def _complete(self, served: Served) -> None:
         """An output has ended. One that a small pool cut short was not served as it was asked for."""

@@ -144,7 +144,6 @@ class Served:
         self.move: Move[Attempt] | None = None
         self.asked: set[Pair] = set()  # who was to hand the output on to whom
         self.has_ended = False
-        self.waits_until_s = math.inf  # for a pair
         self.follower: Callable[[], None] | None = None  # is told of its end
         self._prompt: SimPrompt | None = None
         self._progress: Progress | None = None

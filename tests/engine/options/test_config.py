@@ -100,15 +100,18 @@ def test_schedulers_that_share_experts_refuse_what_is_no_common_step(changes: An
         ({"pp": 0}, "--pp must be at least 1"),
         ({"device": "sim", "tp": 1}, "--device sim needs --pp 1"),
         ({"dp": 2, "dp_attention": True}, "--pp is not for --dp-attention"),
-        ({"speculate": "draft:/model"}, "--pp does not take --speculate draft:/model"),
-        ({"speculate": "mtp"}, "--pp does not take --speculate mtp"),
-        ({"speculate": "eagle:/head"}, "--pp does not take --speculate eagle:/head"),
+        ({"speculate": "draft:/model", "device": "cuda"}, "--pp does not take --speculate draft:/model on GPUs"),
+        ({"speculate": "mtp", "device": "cuda"}, "--pp does not take --speculate mtp on GPUs"),
+        ({"speculate": "eagle:/head"}, "whose head reads three layers, which are in several stages"),
     ],
 )
 def test_stages_of_a_pipeline_refuse_what_is_not_made_for_them(changes: Any, words: str) -> None:
     options = EngineOptions(pp=2, tp=2, speculate="suffix")
     replace(options, lora=("a=/a",)).validate()
     replace(options, deterministic=True).validate()
+    replace(options, speculate="mtp", device="cpu").validate()
+    with pytest.raises(ConfigError, match="on GPUs"):
+        replace(options, speculate="mtp").on("cuda")
     assert (options.on("cuda").cuda_graphs, options.num_lora_slots) == ("off", 8)
     assert (options.num_ranks, options.of_group(1).base_gpu) == (4, 4)
     with pytest.raises(ConfigError, match=words):

@@ -271,5 +271,6 @@ def test_columns_of_what_has_scales_may_be_parted_once_it_is_expanded() -> None:
     groups = QuantizedArray("int8", np.ones((2, 4), np.int8), np.ones((2, 1), np.float32), group=4)
     floats = np.zeros((2, 4), np.uint16)
     expanded = dict(without_scales([("a", groups), ("b", floats)]))
-    assert (type(expanded["a"]), expanded["a"].tolist()) == (np.ndarray, [[1.0] * 4] * 2)
+    assert isinstance(expanded["a"], np.ndarray)
+    assert expanded["a"].tolist() == [[1.0] * 4] * 2
     assert expanded["b"] is floats

@@ -12,7 +12,7 @@ import pytest
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import FAMILIES
-from diptych.checkpoints.quantization.declared import Units, apart
+from diptych.checkpoints.quantization.units import Units, apart
 from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError, InvalidRequest, Unavailable
 from diptych.common.members.terms import Terms, terms_to_wire

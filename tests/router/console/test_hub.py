@@ -115,7 +115,7 @@ def playing(play: Coroutine[Any, Any, None]) -> None:
 
 
 async def heard(viewer: Viewer) -> list[tuple[str, Any]]:
-    return [each for each in parsed(await viewer.take()) if each[0] != "ping"]
+    return [each for each in parsed(await viewer.receive()) if each[0] != "ping"]
 
 
 def test_a_viewer_begins_with_a_snapshot_and_hears_what_changes() -> None:
@@ -135,7 +135,7 @@ def test_what_has_not_changed_is_not_sent() -> None:
     async def play() -> None:
         scene = Scene()
         viewer = await scene.join("fleet")
-        await viewer.take()
+        await viewer.receive()
         scene.now_s = PING_S / 2  # after the first ping
         await scene.look()
         await scene.change(queue_s=1.0)
@@ -207,7 +207,7 @@ def test_a_viewer_hears_of_its_topics_only() -> None:
     async def play() -> None:
         scene = Scene()
         viewer = await scene.join("steps")
-        await viewer.take()
+        await viewer.receive()
         await scene.change(queue_s=9.0)
         scene.log.add(1.0)
         await scene.look()
@@ -223,11 +223,11 @@ def test_a_slow_viewer_is_dropped_and_the_others_go_on() -> None:
         text = "x" * (MAX_WAITING_BYTES // 4)
         for number in range(5):
             await scene.change(text=f"{number}{text}")
-            await quick.take()
+            await quick.receive()
         assert scene.hub.num_viewers == 1
-        assert await slow.take() == b""
+        assert await slow.receive() == b""
         await scene.change(queue_s=1.0)
-        assert await quick.take()
+        assert await quick.receive()
 
     playing(play())
 
@@ -254,9 +254,9 @@ def test_a_hub_that_closes_ends_all_streams_and_begins_no_other() -> None:
     async def play() -> None:
         scene = Scene()
         viewer = await scene.join("fleet")
-        await viewer.take()
+        await viewer.receive()
         scene.hub.close()
-        assert await viewer.take() == b""
+        assert await viewer.receive() == b""
         with pytest.raises(Unavailable, match="drained"):
             await scene.join("fleet")
 
@@ -269,7 +269,7 @@ def test_what_was_on_the_way_comes_before_the_end() -> None:
         viewer = await scene.join("fleet")
         scene.hub.close()
         assert (await heard(viewer))[0][0] == "snapshot"
-        assert await viewer.take() == b""
+        assert await viewer.receive() == b""
 
     playing(play())
 
@@ -279,10 +279,10 @@ def test_pings_come_though_nothing_changes() -> None:
         scene = Scene()
         viewer = await scene.join("fleet")
         await scene.look()
-        await viewer.take()
+        await viewer.receive()
         scene.now_s += PING_S
         await scene.look()
-        assert await viewer.take() == PING
+        assert await viewer.receive() == PING
 
     playing(play())
 
@@ -291,7 +291,7 @@ def test_a_topic_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture) 
     async def play() -> None:
         scene = Scene()
         viewer = await scene.join("fleet", "steps")
-        await viewer.take()
+        await viewer.receive()
         scene.worker.document = {"workers": {object()}}
         scene.log.add(1.0)
         await scene.look()
@@ -369,7 +369,7 @@ def test_who_leaves_before_its_snapshot_is_sent_nothing() -> None:
         viewer = scene.hub.join(["fleet"])
         scene.worker.pause = lambda: scene.hub.leave(viewer)
         await scene._fleet.tell()
-        assert await viewer.take() == PING
+        assert await viewer.receive() == PING
         await scene.look()
         assert (scene.hub.num_viewers, scene.worker.num_looks) == (0, 1)
 

@@ -102,8 +102,8 @@ class Noting(HeldPixels):
         super().__init__(budget, caller)
         self.has_come, self._left = asyncio.Event(), len(FILES["/1"]) - 1
 
-    def take(self, num_bytes: int) -> None:
-        super().take(num_bytes)
+    def charge(self, num_bytes: int) -> None:
+        super().charge(num_bytes)
         self._left -= num_bytes
         if self._left == 0:
             self.has_come.set()

@@ -68,7 +68,7 @@ class Router:
         await self.changed.wait()
 
     def change(self, *capacity: int, problem: str | None = None) -> None:
-        """Of the pools comes to be so much for each process."""
+        """Let so much of the pools be there for each process."""
         self.capacity, self.problem = list(capacity), problem
         self.changed.set()
         self.changed = asyncio.Event()

@@ -12,7 +12,7 @@ import pytest
 
 from diptych.generation.slo import Slo
 from diptych.simulator.outcome import Outcome
-from diptych.simulator.report.errors import errors, rank_agreement, typical
+from diptych.simulator.report.errors import errors, typical
 from diptych.simulator.report.plot import plot
 from diptych.simulator.report.summary import Percentiles, of_tiers, summary
 from diptych.simulator.report.table import Result, as_json, error_table, table
@@ -109,14 +109,6 @@ def test_errors_are_of_calls_that_have_both_times() -> None:
     assert found["hit rate"][1:] == (0.0, 150 / 5500)
     assert typical(OUTCOME, measured)[0] == ("TTFT", 0.5, 0.5)
     assert "-50.0 %" in error_table(list(found.values()), typical(OUTCOME, measured))
-
-
-def test_rank_agreement_is_the_share_of_pairs_in_the_measured_order() -> None:
-    measured = np.array([1.0, 2.0, 3.0, 3.0])
-    assert rank_agreement(measured, 7 * measured) == 1.0
-    assert rank_agreement(measured, np.array([2.0, 1.0, 3.0, 4.0])) == pytest.approx(4 / 5)  # of two nobody knows
-    assert math.isnan(rank_agreement(np.ones(3), measured[:3]))
-    assert rank_agreement(np.arange(5000.0), np.arange(5000.0)) == 1.0
 
 
 @pytest.mark.parametrize("is_empty", [False, True])

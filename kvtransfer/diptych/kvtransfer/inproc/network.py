@@ -40,7 +40,6 @@ class InprocNetwork:
     def __init__(self, rng: random.Random | None = None, faults: FaultPlan = NO_FAULTS) -> None:
         self.faults = faults  # may be replaced between steps
         self.now_s = 0.0
-        self.num_stale_messages = 0  # dropped, because nobody was linked to their sender
         self._rng = rng
         self._chance = rng or random.Random(0)
         self._transports: dict[InstanceId, InprocTransport] = {}
@@ -200,8 +199,7 @@ class InprocNetwork:
             self._deliver(half, note, digest)
 
     def _deliver(self, half: Half, note: bytes, digest: int | None) -> None:
-        if not self._carry(half, half.conversation.next_frame(note, is_last=True, digest=digest)):
-            self.num_stale_messages += 1
+        self._carry(half, half.conversation.next_frame(note, is_last=True, digest=digest))
 
     def _do_own_work(self, transport: InprocTransport) -> None:
         work, pool = transport.own_work.popleft(), transport.pool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,13 +13,12 @@ from diptych.architectures.placement import Piece, Split
 from diptych.architectures.size import EXPERT, LINEAR
 from diptych.checkpoints.quantization.float8 import stores_fp8
 from diptych.checkpoints.quantization.scheme import code_of
+from diptych.checkpoints.quantization.units import Units
 from diptych.checkpoints.shard import Shard
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import FOUR_BITS, MXFP4_GROUP, NIBBLES, Code
 
 USUAL_GROUP: Final = 128  # columns of a scale, where AWQ and GPTQ do not say it
-
-Units = Callable[[str, Piece], int]  # how many neighbouring columns of a tensor's piece no ranks can part
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +46,6 @@ class Declared:
     def unit_of(self, name: str, piece: Piece) -> int:
         """See `Units`."""
         return self.unit(piece.shape[-1]) if self.holds(name, piece.target) else 1
-
-
-def apart(name: str, piece: Piece) -> int:
-    """`Units` of floats: each column may be another rank's."""
-    return 1
 
 
 def declared(said: Mapping[str, Any]) -> Declared | None:

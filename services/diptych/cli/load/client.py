@@ -79,7 +79,7 @@ async def events(server: Server, path: str, body: object, on_event: Callable[[Ma
     """Call `on_event` with each event of a stream as it comes. Raises `ServerError`, for an event of an error too."""
     rest = bytearray()
 
-    def take(piece: bytes) -> None:
+    def on_piece(piece: bytes) -> None:
         rest.extend(piece)
         while (end := rest.find(b"\n")) >= 0:
             line = bytes(rest[:end]).strip()
@@ -87,7 +87,7 @@ async def events(server: Server, path: str, body: object, on_event: Callable[[Ma
             if line.startswith(DATA) and (text := line[len(DATA) :].strip()) != b"[DONE]":
                 on_event(_event(text))
 
-    await exchange(server, "POST", path, body, take)
+    await exchange(server, "POST", path, body, on_piece)
 
 
 def _event(text: bytes) -> Mapping[str, Any]:

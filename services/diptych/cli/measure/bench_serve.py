@@ -88,17 +88,7 @@ class BenchServeConfig:
         return ({"ignore_eos": True} if self.ignore_eos else {}) | found
 
     def validate(self) -> None:
-        for name in (
-            "calls",
-            "rate",
-            "concurrency",
-            "vocab",
-            "max_len",
-            "warm_up",
-            "seed",
-            "ttft_slo_ms",
-            "tpot_slo_ms",
-        ):
+        for name in NOT_NEGATIVE:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"--{name.replace('_', '-')} must not be negative, as {getattr(self, name)} is")
         if self.input_len < 1 or self.output_len < 1 or not 0 <= self.spread <= 1 or self.timeout_s <= 0:

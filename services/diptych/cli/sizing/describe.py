@@ -14,7 +14,8 @@ from diptych.architectures.registry import from_hf
 from diptych.architectures.stages import check_stages
 from diptych.checkpoints.gguf_model import GgufModel
 from diptych.checkpoints.hf_folder import quantization_of, read_scheme, with_processor
-from diptych.checkpoints.quantization.declared import Declared, Units, apart, check_groups, declared
+from diptych.checkpoints.quantization.declared import Declared, check_groups, declared
+from diptych.checkpoints.quantization.units import Units, apart
 from diptych.cli.reports.model_report import Plan, as_json, as_text, shard_of
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError

@@ -26,7 +26,7 @@ from diptych.engine.tensor_parallel.transfers.rank_id import rank_id
 from diptych.engine.values.limits import MAX_DRAFTS, MAX_ROW_DRAFTS, PIN_SHARE, RETRACTED_S, Scheduling
 from diptych.engine.values.policy_names import EvictionPolicy, SchedulePolicy
 from diptych.engine.values.transfer_rules import TransferRules
-from diptych.generation.request_groups import NO_DRAFTS
+from diptych.generation.request_groups import NO_DRAFTS, OF_HEAD
 from diptych.kvtransfer.lanes import KvPath, Requirement, Transports
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -268,9 +268,13 @@ class EngineOptions:
             raise ConfigError("--device sim needs --pp 1: stages are not simulated")
         if self.dp_attention:
             raise ConfigError("--pp is not for --dp-attention, whose schedulers step at once: leave out one of them")
-        if parse_speculate(self.speculate).has_layers:
-            words = "whose layers read those of the whole model: give suffix or ngram"
+        guessing = parse_speculate(self.speculate)
+        if guessing.source == OF_HEAD:
+            words = "whose head reads three layers, which are in several stages: give mtp, draft:PATH, suffix or ngram"
             raise ConfigError(f"--pp does not take --speculate {self.speculate}, {words}")
+        if guessing.has_layers and self.device == "cuda":
+            words = "whose passes between stages have not run on GPUs: give suffix or ngram"
+            raise ConfigError(f"--pp does not take --speculate {self.speculate} on GPUs, {words}")
 
     def _check_timing(self) -> None:
         if self.sim_timing == USUAL_TIMING:  # as of every worker that computes, which needs no model of steps for it
@@ -322,6 +326,7 @@ class EngineOptions:
         if (self.dp_attention and not has_graphs) or self.pp > 1:  # sizes differ each time; stages send in between
             there = replace(there, cuda_graphs="off")
         there._check_draft_model()
+        there._check_pp()
         there._check_dp_attention()
         return there
 

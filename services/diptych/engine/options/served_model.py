@@ -68,7 +68,8 @@ def _check_groups(source: ModelSource, options: EngineOptions) -> None:
     num_sharing = options.dp if options.dp_attention else 1
     if options.tp * num_sharing == 1:
         return
-    from diptych.checkpoints.quantization.declared import apart, check_groups
+    from diptych.checkpoints.quantization.declared import check_groups
+    from diptych.checkpoints.quantization.units import apart
     from diptych.checkpoints.shard import Shard
 
     has_experts = source.config.moe is not None and source.config.has_experts

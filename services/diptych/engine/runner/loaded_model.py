@@ -219,14 +219,15 @@ def load_with_draft(
     taken = _taken(source, kv, options, taking) if taking is not None and may_take else None
     loaded = taken or load_model(source, kv, options, communicator)
     model = replace(loaded, shared={})  # nobody but a draft holds them beside the model, which may drop its own
-    if draft is None:
+    if draft is None or not model.config.has_last_layer:
         return model
     if model.images is not None:
         words = "a draft model would see no image"
         raise ConfigError(f"{model.config.model_id}: {words}: give --speculate suffix or ngram")
     plain, joins = replace(options, max_loras=0), draft.config.joins_rows
     shared = loaded.shared if joins else {}
-    beside = load_model(draft, kv, plain, communicator, main=model.config, shared=shared)
+    ranks = None if communicator is None else communicator.of_one_stage()
+    beside = load_model(draft, kv, plain, ranks, main=model.config, shared=shared)
     if not joins:
         return replace(model, draft=beside)
     page_size = own_views(kv, model.config, None)[0].shape[3]

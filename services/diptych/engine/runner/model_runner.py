@@ -20,6 +20,7 @@ from diptych.engine.runner.micro_batches import NOBODYS, halves_of_round
 from diptych.engine.runner.next_layer import CpuNextLayer
 from diptych.engine.runner.sampling.sampler import sample_step
 from diptych.engine.tensor_parallel.communicator import Communicator
+from diptych.engine.tensor_parallel.pipeline.staged_drafts import StagedDraftModel
 from diptych.engine.values.batch import (
     NO_GRAPHS,
     DraftModel,
@@ -41,6 +42,16 @@ from diptych.kvtransfer.layout import PoolLayout
 def new_follower(draft: LoadedModel, device: torch.device) -> CpuDraftModel:
     """Return who computes steps behind the model that `draft` guesses for."""
     return CpuNextLayer(draft, device) if draft.config.joins_rows else CpuDraftModel(draft, device)
+
+
+def _in_pipeline(
+    own: CpuDraftModel | None, draft: ModelSource | None, communicator: Communicator | None
+) -> DraftModel | None:
+    """Return what guesses as this rank sees it; `own`: what it has of that itself."""
+    stages = None if communicator is None else communicator.stages
+    if draft is None or stages is None:
+        return own
+    return StagedDraftModel(own, stages, draft.config.hidden_size)
 
 
 class WatchedLogits(Tensor):
@@ -112,7 +123,7 @@ class ModelRunner:
         )
         self.model = load_with_draft(source, draft, kv, options, communicator, taking)
         self._follower = None if self.model.draft is None else new_follower(self.model.draft, kv.device)
-        self.draft_model: DraftModel | None = self._follower
+        self.draft_model = _in_pipeline(self._follower, draft, communicator)
         self._device = kv.device
         self._sharing = None if communicator is None else communicator.experts
         self._memory: WeightMemory | None = None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from diptych.engine.values.step_model import TERMS, Evidence, StepModel, StepShape
-from diptych.v1.worker_pb2 import Computing, StepRecords
+from diptych.engine.values.step_model import StepModel, StepShape
 from diptych.v1.worker_pb2 import StepModel as WireModel
+from diptych.v1.worker_pb2 import StepRecords
 
 
 def model_to_wire(model: StepModel) -> WireModel:
@@ -28,20 +27,6 @@ def model_to_wire(model: StepModel) -> WireModel:
         unidentified=evidence.unidentified,
         largest=evidence.largest,
     )
-
-
-def model_from_wire(wire: WireModel, model: str, computing: Computing) -> StepModel:
-    """Return what a worker tells of its steps, with whose they are."""
-    evidence = Evidence(
-        num_steps=wire.steps,
-        median_error=wire.median_error,
-        p90_error=wire.p90_error,
-        time_ratio=wire.time_ratio,
-        unidentified=tuple(wire.unidentified),
-        largest=tuple(wire.largest),
-    )
-    terms = StepModel.of((getattr(wire, name) for name in TERMS), evidence)
-    return replace(terms, model=model, device=computing.device, kv_dtype=computing.kv_dtype, tp=computing.tp)
 
 
 def shapes_and_seconds(records: StepRecords) -> Iterator[tuple[StepShape, float]]:

@@ -7,6 +7,7 @@ depends on shapes alone, so equal inputs give equal bits, and the same ones on e
 from __future__ import annotations
 
 import os
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
@@ -37,6 +38,10 @@ class Communicator(Ranks, Protocol):
     @property
     def stages(self) -> Stages | None:
         """Those of the pipeline; None: our ranks have all layers."""
+        ...
+
+    def of_one_stage(self) -> Communicator:
+        """Return that of a model which the ranks of our stage have alone."""
         ...
 
     def gather(self, x: Tensor) -> list[Tensor] | None:
@@ -90,6 +95,11 @@ class TorchCommunicator:
         stages = TorchStages(rank, self.size, num_stages)
         stages.meet(self._device)
         return stages
+
+    def of_one_stage(self) -> TorchCommunicator:
+        alone = copy(self)
+        alone.stages = None
+        return alone
 
     def open_peers(self) -> None:
         """Have small sums made through the memory of peers where GPUs can. All ranks call it at once."""

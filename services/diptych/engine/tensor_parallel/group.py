@@ -141,7 +141,8 @@ class LeadRank:
         self._log.append(rank_pb2.RankEntry(round=round_to_wire(common, is_without_us=is_without_us)))
 
     def lead_draft_model(self, model: DraftModel) -> DraftModel:
-        return TensorParallelDraftModel(model, self._log)
+        leading = TensorParallelDraftModel if self._communicator.stages is None else PipelineDraftModel
+        return leading(model, self._log)
 
     def lead_adapters(self, adapters: AdapterHost[Any]) -> AdapterHost[Any]:
         return TensorParallelAdapters(adapters, self._tasks)
@@ -269,3 +270,11 @@ class TensorParallelDraftModel:
     def put_row(self, slot: int, row: bytes) -> None:
         self._log.append(rank_pb2.RankEntry(put_row=rank_pb2.HiddenRow(slot=slot, row=row)))
         self._model.put_row(slot, row)
+
+
+class PipelineDraftModel(TensorParallelDraftModel):
+    """The same where the last stage guesses: hidden rows are there alone."""
+
+    def row(self, slot: int) -> bytes:
+        self._log.append(rank_pb2.RankEntry(get_row=slot))
+        return self._model.row(slot)

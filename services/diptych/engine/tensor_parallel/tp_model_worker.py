@@ -220,6 +220,9 @@ class TpModelWorker:
             case "put_row":
                 assert runner.draft_model is not None, "rank 0 has a draft model"
                 runner.draft_model.put_row(entry.put_row.slot, entry.put_row.row)
+            case "get_row":
+                assert runner.draft_model is not None, "rank 0 has a draft model"
+                runner.draft_model.row(entry.get_row)
             case "save":
                 host_pages.save(*_host_copy(entry.save))
             case "finish_saves":

@@ -39,7 +39,15 @@ def kv_regions(model: ModelConfig, dtype: str, share: HeadShare | None = None) -
         return own
     assert len(model.draft.model.page_groups) == 1, "its layers with a window keep all tokens"
     behind = own_regions(model.draft.model, dtype, model.draft.total_kv_heads, num_ranks)
-    return (*own, *(_shifted(region, model.num_layers) for region in behind))
+    return (*own, *(_behind(region, model) for region in behind))
+
+
+def _behind(region: Region, model: ModelConfig) -> Region:
+    """Return a region of a draft model in pages of `model`: of stages the last one alone has its layers."""
+    if model.stage is None:
+        return _shifted(region, model.num_layers)
+    shifted = _shifted(region, model.stage.num_layers)
+    return replace(shifted, layers=shifted.layers if model.has_last_layer else (), total_layers=shifted.layers)
 
 
 def own_regions(model: ModelConfig, dtype: str, total: int, num_ranks: int = 1) -> tuple[Region, ...]:

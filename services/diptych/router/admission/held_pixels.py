@@ -13,7 +13,7 @@ class HeldPixels:
         self._caller = caller
         self._num_bytes = 0
 
-    def take(self, num_bytes: int) -> None:
+    def charge(self, num_bytes: int) -> None:
         """Raises `RateLimited` or `Overloaded`."""
         self._budget.charge(self._caller, num_bytes)
         self._num_bytes += num_bytes

@@ -40,10 +40,10 @@ def is_id(text: str) -> bool:
 class Upload:
     """A file that is being written. It is there once it is `kept`."""
 
-    def __init__(self, store: StoreCalls, writer: Writer, names: tuple[str, str]) -> None:
+    def __init__(self, store: StoreCalls, writer: Writer, facts_name: str) -> None:
         self._store = store
         self._writer = writer
-        self._facts_name, self._data_name = names
+        self._facts_name = facts_name
         self._waiting = bytearray()
         self.nbytes = 0
 
@@ -80,8 +80,8 @@ class Files:
     @asynccontextmanager
     async def upload(self, tenant: str, file_id: str) -> AsyncIterator[Upload]:
         """Give what a file is written with; who leaves without keeping it has written nothing."""
-        names = _facts(tenant, file_id), _data(tenant, file_id)
-        upload = Upload(self._store, await self._store.writer(names[1]), names)
+        writer = await self._store.writer(_data(tenant, file_id))
+        upload = Upload(self._store, writer, _facts(tenant, file_id))
         try:
             yield upload
         except BaseException:

@@ -255,11 +255,11 @@ class Job:
         elif isinstance(body, Refused):
             self.problems, self.refused_s = body.problems, at_s
         elif isinstance(body, Results):
-            self._take(at_s, body)
+            self._on_results(at_s, body)
         elif isinstance(body, Closed):
             self.closed, self.closed_s, self.problems = body, at_s, body.problems
 
-    def _take(self, at_s: float, results: Results) -> None:
+    def _on_results(self, at_s: float, results: Results) -> None:
         self.until_s = min(results.until_s, at_s + MAX_LEASE_S)
         self.parts.append(results.part)
         self.num_done += self._mark(results.done, DONE)

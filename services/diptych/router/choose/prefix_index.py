@@ -76,7 +76,7 @@ class _Holder:
     def is_too_large(self) -> bool:
         return self.num_pages > MAX_PAGES or len(self.lower) > MAX_LEVELS
 
-    def take(self, news: KvNews) -> None:
+    def apply(self, news: KvNews) -> None:
         """Apply what has changed. A page that is stored is nowhere else."""
         if len(news.removed):
             for pages in self.sets:
@@ -115,7 +115,7 @@ class PrefixIndex:
         if not holder.known:
             must_ask, holder.asked = not holder.asked, True
             return not must_ask
-        holder.take(news)
+        holder.apply(news)
         if holder.is_too_large:  # what follows finds nothing known, up to the next `cleared`
             self._holders[instance_id] = _Holder(sequence=news.sequence, asked=True)
         return True

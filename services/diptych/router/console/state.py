@@ -14,8 +14,6 @@ from typing_extensions import TypedDict
 from diptych.common.members.roles import WorkerRole
 from diptych.router.choose.explain import Explanation
 
-Topic = Literal["fleet", "requests", "cache", "charts"]  # documents; `steps` are only ever added to
-
 
 class Link(TypedDict):
     """A worker's link to one peer, as the worker tells of it."""

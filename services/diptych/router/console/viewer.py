@@ -42,7 +42,7 @@ class Viewer:
         self._has_ended = True
         self._news.set()
 
-    async def take(self) -> bytes:
+    async def receive(self) -> bytes:
         """Return what comes next, as soon as there is something; empty: it has ended."""
         while True:
             await self._news.wait()

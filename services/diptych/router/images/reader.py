@@ -66,7 +66,7 @@ class ImageReader:
             files = await self._files(images, held, tenant)
             opened = [await self._open(each, file, tenant) for each, file in zip(images, files, strict=True)]
             check(opened)
-            held.take(self._bytes_together(opened, num_copies))
+            held.charge(self._bytes_together(opened, num_copies))
             read = [await self._run(partial(read_image, each), tenant, each.num_steps) for each in opened]
             held.give_back(sum(len(file) for image, file in zip(images, files, strict=True) if image.url))
             return read
@@ -83,7 +83,7 @@ class ImageReader:
         return [task.result() for task in tasks]
 
     async def _file(self, image: ImageInput, held: HeldPixels, tenant: str) -> bytes | str:
-        return await self._fetcher.fetch(image, tenant, held.take) if image.url else image.file
+        return await self._fetcher.fetch(image, tenant, held.charge) if image.url else image.file
 
     async def _open(self, image: ImageInput, file: bytes | str, tenant: str) -> OpenedImage:
         return await self._run(partial(open_image, image, file, self.vision, self._limits), tenant, len(file))

@@ -117,7 +117,7 @@ class Preparer:
         if client.vectors is not None:
             return await self._prepare_vectors(client, client.vectors, limit)
         if held is not None:
-            held.take(client.row_nbytes)
+            held.charge(client.row_nbytes)
         async with self._in_time(client):
             prompts = await self.tokenization.read(client, limit, held)
         grammar = await self._grammar(client, prompts[0].preamble)

@@ -48,16 +48,16 @@ class Availability:
         return [session.view() for session in self._sessions.values()]
 
     def own_views(self) -> list[WorkerView]:
-        """As `own_workers`."""
+        """Return the views of `own_workers`."""
         return [view for view in self.views() if view.model_id in (self._model_id, "")]
 
     def own_workers(self) -> tuple[KnownWorker, ...]:
-        """Those that were started with this model, or do not say yet with which."""
+        """Return those that were started with this model, or do not say yet with which."""
         workers = (session.worker for session in self._sessions.values())
         return tuple(worker for worker in workers if worker.started_as in (self._model_id, ""))
 
     def pairs(self, adapter: str) -> tuple[Pair, ...]:
-        """As `Fleet.pairs`."""
+        """Return the pairs that may serve, with `adapter` if it is not empty."""
         if self._kinds == VECTOR_KINDS:
             return self.singles(adapter)
         if adapter not in self._pairs:
@@ -66,20 +66,20 @@ class Availability:
         return self._pairs[adapter]
 
     def by_pool(self, adapter: str) -> Mapping[str, tuple[Pair, ...]]:
-        """As `Fleet.by_pool`."""
+        """Return `pairs` by declared pool; those of workers in none stand under `REST`."""
         if adapter not in self._by_pool:
             self._by_pool[adapter] = grouped(self.pairs(adapter), _pools_of(self.views()), self._pools)
         return self._by_pool[adapter]
 
     def singles(self, adapter: str) -> tuple[Pair, ...]:
-        """As `Fleet.singles`."""
+        """Return the workers that may make vectors of prompts, each as a pair with itself."""
         if adapter not in self._singles:
             views = self.views()
             self._singles[adapter] = self._fit(singles(views, self._model_id), views, adapter)
         return self._singles[adapter]
 
     def successions(self, adapter: str) -> tuple[Pair, ...]:
-        """As `Fleet.successions`."""
+        """Return who may go on with requests that run at whom."""
         if adapter not in self._successions:
             views = self.views()
             pairs = self._meeting(successions(views, self._model_id), views)
@@ -114,7 +114,7 @@ class Availability:
         return min((worker.record.context_len for worker in ready), default=sys.maxsize)
 
     def is_cut_off(self) -> bool:
-        """As `Fleet.is_cut_off`."""
+        """Return whether a worker is listed as ready that is not reached."""
         ready = [view for view in self.views() if view.state is State.READY and view.role is not Role.ENCODE]
         return any(not view.session_open for view in ready)
 

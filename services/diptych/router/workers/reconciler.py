@@ -87,7 +87,7 @@ class Reconciler:
         self._loading = asyncio.Lock()  # of who loads and unloads
         self.version = Version()  # what `replace` was told last, at any router
         self.declared = Declaration()
-        self._take(self._file.current() if self._file else Declaration())
+        self._apply(self._file.current() if self._file else Declaration())
 
     @property
     def problems(self) -> Mapping[str, str]:
@@ -107,7 +107,7 @@ class Reconciler:
             raise InvalidRequest(str(error)) from None
         async with self._turn:
             self.version = Version(max(self.version, self._newest_elsewhere()).number + 1, text)
-            before, words = self.declared, self._take(declaration)
+            before, words = self.declared, self._apply(declaration)
         if not words or declaration.adapters != before.adapters:
             await self._load_missing()
         return words
@@ -120,7 +120,7 @@ class Reconciler:
     async def _follow(self) -> None:
         while True:
             async with self._turn:
-                self._take(self._file.current() if self._file else self._newest())
+                self._apply(self._file.current() if self._file else self._newest())
             await asyncio.sleep(EVERY_S)
 
     async def _keep_loaded(self) -> None:
@@ -144,7 +144,7 @@ class Reconciler:
         told = (Version(each.declared_version, each.declared) for each in self._workers.routers().values())
         return max(told, default=Version())
 
-    def _take(self, declaration: Declaration) -> list[str]:
+    def _apply(self, declaration: Declaration) -> list[str]:
         """Have it hold from now on; return what that changes, in words."""
         before, words = self.declared, changes(self.declared, declaration)
         if not words:

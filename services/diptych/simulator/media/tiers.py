@@ -23,7 +23,6 @@ class SimTier(SlotPool):
         """`tell` hears of each load that has ended."""
         super().__init__(setup.num_pages)
         self.name = setup.name
-        self.num_loaded = 0  # pages, since the start
         self._setup = setup
         self._page_nbytes = page_nbytes
         self._clock = clock
@@ -56,7 +55,6 @@ class SimTier(SlotPool):
         pass
 
     def restore(self, number: int, slots: Slots, pages: Pages) -> bool:
-        self.num_loaded += len(pages)
         self._busy_until_s = self._clock.now_s + self.load_s(len(slots))
         self._clock.at(self._busy_until_s, lambda: self._tell(PagesRestored(number, None)))
         return False

@@ -13,7 +13,6 @@ from diptych.simulator.traces.measured import Measured
 
 HIT_RATE: Final = "hit rate"
 PERCENTILES: Final = (50, 90, 99)
-MAX_RANKED: Final = 2000  # things: their pairs are counted
 
 
 class Error(NamedTuple):
@@ -54,17 +53,6 @@ def typical(outcome: Outcome, measured: Measured) -> Sequence[Typical]:
         Typical(name, *np.percentile(np.abs(simulated / was - 1), (50, 90)).tolist())
         for name, was, simulated in _times(outcome, measured)
     ]
-
-
-def rank_agreement(measured: F64, simulated: F64) -> float:
-    """Return which share of all pairs comes in the order that was measured; nan where all are equal.
-
-    It says whether the better of two configurations is told, however far their numbers are off.
-    """
-    step = -(-len(measured) // MAX_RANKED) or 1
-    one, other = (np.sign(np.subtract.outer(values[::step], values[::step])) for values in (measured, simulated))
-    differ = one != 0
-    return float((one == other)[differ].mean()) if differ.any() else np.nan
 
 
 def _times(outcome: Outcome, measured: Measured) -> Iterator[tuple[str, F64, F64]]:

@@ -87,7 +87,7 @@ def test_a_call_that_runs_has_taken_as_long_as_it_runs() -> None:
     ],
 )
 def test_every_field_of_a_filter_must_fit(query: dict[str, str], expected: bool) -> None:
-    assert RowFilter.of_query(query).takes(row()) is expected
+    assert RowFilter.of_query(query).accepts(row()) is expected
 
 
 @pytest.mark.parametrize(

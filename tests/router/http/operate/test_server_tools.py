@@ -319,13 +319,13 @@ def test_a_session_whose_first_request_waits_for_long_before_it_runs_keeps_its_r
     cluster = start_cluster(max_concurrent=1)
     crowd(cluster)
     cluster.decode().faults = [hang(1)]
-    door, body = cluster.router.desk.doors[0], {"text": "abc"}
+    door, body = cluster.router.serving.desk.doors[0], {"text": "abc"}
     assert opened(cluster, "a", door.capacity_tokens, wait_s=100) == (200, "a")
     with ThreadPoolExecutor(2) as pool:
         runs = pool.submit(fetch, cluster, "/generate", body, {})
         cluster.wait_until(lambda: len(cluster.decode().started) == 1)
         waits = pool.submit(fetch, cluster, "/generate", body, {"x-diptych-session": "a"})
-        cluster.wait_until(lambda: cluster.router.admission.num_waiting == 1)
+        cluster.wait_until(lambda: cluster.router.serving.shared.admission.num_waiting == 1)
         monkeypatch.setattr(door, "_clock", lambda: time.monotonic() + 2 * TICKET_S)
         assert opened(cluster, "b", 1, wait_s=0.001)[0] == 503, "there is no room: a's is not given away"
         assert not waits.done()

@@ -55,7 +55,7 @@ def _read(hf: HfConfig) -> ModelConfig:
         eos_ids=(),
         windows=hf.windows(hf["local_attention"] // 2 + 1, local),
         keeps_all=True,
-        encoder=Encoder(norms_behind=False, gated=True, norm_bias=False, attention_bias=False, ffn_bias=False),
+        encoder=Encoder(norms_behind=False, gated=True, norm_bias=False, attention_bias=False),
         pooling=classifier(hf, dense, method) or Pooling("embed", "mean", sees_all=True),
     )
 

@@ -206,6 +206,9 @@ class LoneCommunicator:
     def all_gather(self, part: Tensor, out: Tensor) -> None:
         out.copy_(part)
 
+    def of_one_stage(self) -> LoneCommunicator:
+        return self
+
     def gather(self, x: Tensor) -> list[Tensor] | None:
         return [x]
 

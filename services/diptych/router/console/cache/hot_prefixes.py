@@ -48,11 +48,6 @@ class HotPrefix(NamedTuple):
     num_requests: int
     token_ids: Sequence[int]  # of a prompt that has it; empty: not to be shown
 
-    @property
-    def saved_tokens(self) -> int:
-        """Tokens that only one of the requests had to compute."""
-        return self.num_tokens * (self.num_requests - 1)
-
 
 def chain_of(prompt: SeenPrompt) -> Chain:
     names = prompt.names

@@ -99,7 +99,7 @@ class Calls:
 
     def requests(self, rows: RowFilter = ALL) -> Pieces[RequestList]:
         """Return the calls that are asked for: those that run, and the last that ended."""
-        known = yield from self._known(rows.limit if rows.takes_all else MAX_ENDED)
+        known = yield from self._known(rows.limit if rows.accepts_all else MAX_ENDED)
         return (yield from self._listed_of(known, rows))
 
     def newest(self) -> Pieces[RequestList]:
@@ -139,7 +139,7 @@ class Calls:
     def _listed_of(self, known: _Known, rows: RowFilter) -> Pieces[RequestList]:
         chosen: dict[str, RequestRow] = {}
         for number, row in enumerate(self._rows(known)):
-            is_asked_for = rows.takes_all or rows.takes(row)
+            is_asked_for = rows.accepts_all or rows.accepts(row)
             if is_asked_for and chosen.setdefault(row["id"], row) is row and len(chosen) == rows.limit:
                 break
             if number % ROWS_AT_ONCE == 0:

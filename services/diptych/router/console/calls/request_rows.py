@@ -42,10 +42,10 @@ class RowFilter:
         return urlencode(asdict(self))
 
     @property
-    def takes_all(self) -> bool:
+    def accepts_all(self) -> bool:
         return self == RowFilter(limit=self.limit)
 
-    def takes(self, row: RequestRow) -> bool:
+    def accepts(self, row: RequestRow) -> bool:
         return (
             self.phase in ("", row["phase"])
             and self.tenant in ("", row["tenant"])

@@ -37,7 +37,7 @@ class LiveStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        while events := await self._viewer.take():
+        while events := await self._viewer.receive():
             await send({"type": "http.response.body", "body": events, "more_body": True})
             await asyncio.sleep(0)  # others have their turn before the next steps are read
         await send({"type": "http.response.body", "body": b"", "more_body": False})
