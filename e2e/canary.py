@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
@@ -12,9 +13,10 @@ from release import NAME
 
 VALUES: Final = f"--values={Path(__file__).with_name('canary.yaml')}"  # each with half of the requests
 TRIED: Final = '--set-json=declared.pools={"default": 1, "next": 0}'  # by who names it alone
+EMPTY: Final = "--set=prefill.pools[1].replicas=0,decode.pools[1].replicas=0"  # declared before it has workers
 PROMOTED: Final = '--set-json=declared.pools={"default": 0, "next": 1}'
 ALONE: Final = f"--values={Path(__file__).with_name('next_alone.yaml')}"  # without the old pools
-# Runs in each router until it serves whoever names the pool.
+# Runs in each router until it answers whoever names the pool with this status.
 NAME_IT: Final = """
 import http.client, json, os, sys, time
 body = json.dumps({"model": "", "prompt": "a", "max_tokens": 1})
@@ -25,7 +27,7 @@ while True:
     connection.request("POST", "/v1/completions", body, headers)
     answer = connection.getresponse()
     said = answer.read().decode()
-    if answer.status == 200:
+    if answer.status == int(sys.argv[3]):
         break
     assert time.monotonic() < deadline_s, said
     time.sleep(1)
@@ -48,11 +50,20 @@ def running_in(cluster: Cluster, pool: str) -> float:
     return max(asked(cluster, "diptych_router_pool_requests_running", f'pool="{pool}"'))
 
 
+def wait_until_declared(cluster: Cluster, pool: str) -> None:
+    """Wait until each router knows the pool, which has no workers yet."""
+    _name_it(cluster, pool, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
 def wait_until_served_by_name(cluster: Cluster, pool: str) -> int:
     """Wait until each router serves whoever names the pool, and return how many requests it took."""
+    return _name_it(cluster, pool, HTTPStatus.OK)
+
+
+def _name_it(cluster: Cluster, pool: str, status: HTTPStatus) -> int:
     key, routers = cluster.secret(f"{NAME}-diptych-api-keys", "key"), _routers(cluster)
     for router in routers:
-        cluster.kubectl("exec", router, "--", "python", "-c", NAME_IT, pool, key)
+        cluster.kubectl("exec", router, "--", "python", "-c", NAME_IT, pool, key, str(int(status)))
     return len(routers)
 
 

@@ -81,11 +81,14 @@ def test_blue_green_the_new_pool_is_tried_by_name_then_takes_all_and_the_old_one
 ) -> None:
     """Who names the new pool is served by it, and nobody else, before it gets all: then the old one is not missed."""
     with watched() as window:
+        release.submit("upgrade", *WAIT, canary.VALUES, canary.TRIED, canary.EMPTY)
+        canary.wait_until_declared(cluster, "next")
+        before = canary.served_by(cluster, "next")  # of a pool of this name that there was
         release.submit("upgrade", *WAIT, canary.VALUES, canary.TRIED)
-        num_named = canary.wait_until_served_by_name(cluster, "next")
-        assert canary.served_by(cluster, "next") == num_named, "only who named it"
+        named = before + canary.wait_until_served_by_name(cluster, "next")
+        assert canary.served_by(cluster, "next") == named, "only who named it"
         with harmless_load(cluster, NAMED, IMAGE):
-            canary.wait_until(lambda: canary.served_by(cluster, "next") > num_named + 6, "who names it is not served")
+            canary.wait_until(lambda: canary.served_by(cluster, "next") > named + 6, "who names it is not served")
         canary.wait_until(lambda: canary.running_in(cluster, "next") == 0, "streams that name no pool are in it")
         release.submit("upgrade", *WAIT, canary.VALUES, canary.PROMOTED)
         canary.wait_until(lambda: canary.running_in(cluster, "default") == 0, "the old pool is never idle")

@@ -25,16 +25,6 @@ SECRET: Final = {
     **dict.fromkeys(("DIPTYCH_BEARER_TOKEN", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY"), TOKEN),
     "AWS_ACCESS_KEY_ID": "us",
 }
-HUB: Final = (
-    "--set=model.name=/models/hub,weights.source=acme/tiny,weights.revision=v1",
-    "HF_ENDPOINT=http://files:8000",
-)
-BUCKET: Final = (
-    "--set=model.name=/models/bucket,weights.source=s3://bucket/tiny",
-    "AWS_ENDPOINT=http://files:8000",
-    "AWS_ALLOW_HTTP=true",
-    "AWS_REGION=here",
-)
 MAKE: Final = f"""
 import os, pathlib
 for name in ("claim", "cache"):
@@ -170,22 +160,17 @@ def test_a_folder_of_the_node_is_filled_once_by_workers_that_start_at_the_same_t
     assert [each["sent"] for each in weights] == [size(cluster)], "four workers, one download"
 
 
-@pytest.mark.parametrize(
-    ("source", "image"),
-    [pytest.param(HUB, IMAGE, id="hub"), pytest.param(BUCKET, CPU_IMAGE, id="bucket")],
-)
+@pytest.mark.parametrize(("source", "image"), [("hub", IMAGE), ("bucket", CPU_IMAGE)], ids=["hub", "bucket"])
 def test_another_source_is_another_job_into_another_folder(
-    release: Release, cluster: Cluster, source: tuple[str, ...], image: str
+    release: Release, cluster: Cluster, source: str, image: str
 ) -> None:
     if not image:
         pytest.skip("DIPTYCH_E2E_CPU_IMAGE is not set")
-    before, (values, *variables) = len(sent(cluster)), source
-    env = [dict(zip(("name", "value"), each.split("=", 1), strict=True)) for each in variables]
-    release.upgrade(values, f"--set-json=weights.env={json.dumps(env)}", image=image)
+    before, folder = len(sent(cluster)), f"/models/{source}"
+    release.upgrade(f"--values={Path(__file__).with_name(f'weights_{source}.yaml')}", image=image)
     assert "HTTP and gRPC agree" in release.test("answers")
     weights = [each for each in sent(cluster)[before:] if each["path"].endswith("model.safetensors")]
     assert [each["sent"] for each in weights] == [size(cluster)], "two workers of each role, one download"
-    folder = values.partition("model.name=")[2].partition(",")[0]
     assert listed(cluster, DEPLOYMENTS[1], folder) == TOKENIZER
     assert "model.safetensors" in listed(cluster, DEPLOYMENTS[2], folder)
 

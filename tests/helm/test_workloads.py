@@ -39,13 +39,14 @@ def test_the_defaults_are_a_platform_of_routers_bootstrap_and_a_pool_of_each_rol
 
 
 def test_what_is_declared_is_read_by_routers_and_a_change_of_it_restarts_nobody() -> None:
-    pools = "prefill: {pools: [{name: default}, {name: next}]}"
+    pools = "prefill: {pools: [{name: default}, {name: next, replicas: 0}]}"  # before it has workers, too
     values = f'{pools}\ndeclared: {{adapters: {{"a/b": /x}}, logLevel: debug, pools: {{default: 99.5, next: %s}}}}'
     found = objects(values % 0.5)
     declared = parse_declaration(
         found[f"ConfigMap/{ROUTER.removesuffix('-router')}-declared"]["data"]["declared.toml"], "f"
     )
     assert declared == Declaration({"a/b": "/x"}, {"default": 99.5, "next": 0.5}, "debug")
+    assert deployment(found, f"{PREFILL}-next")["replicas"] == 0
     assert "--declared-file=/etc/diptych/declared/declared.toml" in args(found, ROUTER)
     assert deployment(found, ROUTER) == deployment(objects(values % 50), ROUTER)
     assert parse_declaration(objects()["ConfigMap/r-diptych-declared"]["data"]["declared.toml"], "f") == Declaration()

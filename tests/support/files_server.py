@@ -132,7 +132,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.goes_on.wait()
             self.close_connection = True
             return
-        self.server.has_sent(path, begin, len(body))
+        if with_body:
+            self.server.has_sent(path, begin, len(body))
 
     def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from diptych.common.errors import ConfigError
 
 LIBRARY: Final = "obstore"  # comes with an extra
+NO_CERTIFICATES: Final = "No CA certificates"  # what it calls a "builder error", whatever it is to connect to
 
 
 def library() -> Any:
@@ -30,7 +31,13 @@ def open_objects(asked_by: str, url: str, options: Mapping[str, Any]) -> Any:
     try:
         return from_url(url, **options)
     except Exception as error:  # of the library, which has its own
-        raise ConfigError(f"{asked_by} can't be used: {first_line(error)}") from None
+        raise ConfigError(f"{asked_by} can't be used: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    if NO_CERTIFICATES in str(error):
+        return "there are no CA certificates here; install them, or name a file of them by SSL_CERT_FILE"
+    return first_line(error)
 
 
 def over_network(connect_s: int, call_s: int, retry: Mapping[str, Any]) -> dict[str, Any]:
