@@ -16,9 +16,10 @@ from diptych.common.members.heartbeat import new_heartbeat
 from diptych.common.members.roles import Role
 from diptych.engine import EngineOptions
 from diptych.engine.frontend import scheduler_client
-from diptych.engine.frontend.scheduler_client import SchedulerClient, SchedulerDied, start_scheduler
+from diptych.engine.frontend.scheduler_client import SchedulerClient, SchedulerDied, share_experts, start_scheduler
 from diptych.engine.nodes.company import Alone
 from diptych.engine.options.config import SchedulerConfig
+from diptych.engine.values.last_words import LOST
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.v1 import engine_pb2
 
@@ -157,6 +158,33 @@ def living(folder: Path) -> Iterator[tuple[SchedulerClient, LivingProcess, zmq.a
 
 def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, TIMEOUT_S))
+
+
+KILLED = "the scheduler process ended with code -9"
+
+
+@pytest.mark.parametrize(
+    ("sharing", "words"),
+    [
+        (True, f"of a scheduler that shares its experts, the scheduler process ended with code -9; {LOST}"),
+        (False, LOST),
+    ],
+    ids=["of those that step with it", "elsewhere"],
+)
+def test_who_lost_its_company_says_whose_end_it_was(tmp_path: Path, sharing: bool, words: str) -> None:
+    """The other one is noticed to have ended a moment after that."""
+
+    async def test() -> None:
+        with living(tmp_path) as (client, _, theirs), living(tmp_path) as (other, victim, _):
+            if sharing:
+                share_experts([client, other])
+            await theirs.send(engine_pb2.SchedulerEvents(fatal=LOST).SerializeToString())
+            asyncio.get_running_loop().call_later(0.01, victim.kill)
+            with pytest.raises(SchedulerDied, match=f"^{words}$"):
+                await client.ready()
+            victim.kill()
+
+    run(test())
 
 
 def test_what_is_sent_to_a_scheduler_that_was_stopped_is_dropped(

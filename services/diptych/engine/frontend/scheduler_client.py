@@ -35,6 +35,7 @@ from diptych.common.members.heartbeat import SharedHeartbeat, new_heartbeat
 from diptych.engine.nodes.company import Alone, Company
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.tensor_parallel.channels import make_keys
+from diptych.engine.values.last_words import LOST
 from diptych.kvtransfer.process import is_stopped
 from diptych.v1 import admin_pb2, engine_pb2, worker_pb2
 
@@ -187,6 +188,8 @@ class SchedulerClient:
         fatal = fatal or await self._last_words()
         codes = enumerate(process.returncode for process in self._processes)
         causes = [self._cause(rank, code) for rank, code in codes if code is not None and (rank or not fatal)]
+        if fatal == LOST:
+            causes += await self._causes_beside()
         gone = await self._company.last_words(_LAST_WORDS_S)
         words = "; ".join(filter(None, [*causes, fatal, gone and _desertion(gone)]))
         self._company.died(words)
@@ -202,6 +205,20 @@ class SchedulerClient:
     def _cause(self, rank: int, code: int) -> str:
         name = "the scheduler process" if len(self._processes) == 1 else f"tensor-parallel rank {rank}"
         return f"{name} ended with code {code}"
+
+    async def _causes_beside(self) -> list[str]:
+        """Wait for the first end of a process of those that share our experts; return which have ended."""
+        ends = [asyncio.ensure_future(each.wait()) for other in self._companions for each in other._processes]
+        if ends:
+            await asyncio.wait(ends, timeout=_LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        return [
+            f"of a scheduler that shares its experts, {other._cause(rank, process.returncode)}"
+            for other in self._companions
+            for rank, process in enumerate(other._processes)
+            if process.returncode is not None
+        ]
 
     async def _last_words(self) -> str:
         """Return why rank 0 ended, if it said so: its end may be noticed before what it said is here."""

@@ -60,6 +60,7 @@ from diptych.engine.tensor_parallel.company import HostLead, Lead, NodesLead
 from diptych.engine.tensor_parallel.sharing.step_clock import StepClock
 from diptych.engine.tensor_parallel.weight_sets import RankWeights
 from diptych.engine.values.batch import DraftBatch, DraftModel, GraphUse, OverlapRunner
+from diptych.engine.values.last_words import last_words
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.rounds import NOTHING, Round
 from diptych.engine.values.scheduler_core import SchedulerCore
@@ -125,8 +126,7 @@ def _run(config: SchedulerConfig, build_core: BuildCore, open_transport: OpenTra
 
 def _tell_fatal(channel: zmq.Socket[bytes], error: Exception) -> None:
     """Tell the frontend, which ends what is left of the group; it hears the first that it is told."""
-    fatal = f"{type(error).__name__}: {error}"
-    channel.send(engine_pb2.SchedulerEvents(fatal=fatal).SerializeToString())
+    channel.send(engine_pb2.SchedulerEvents(fatal=last_words(error)).SerializeToString())
 
 
 def _taking(config: SchedulerConfig, channel: zmq.Socket[bytes]) -> Taking | None:
