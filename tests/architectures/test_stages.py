@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tiny_config import tiny_config
 
-from diptych.architectures.config import Indexer, Latent, ModelConfig, Moe, Stage, WideHeads
+from diptych.architectures.config import DraftLayers, Indexer, Latent, ModelConfig, Moe, Stage, WideHeads
 from diptych.architectures.placement import llama
 from diptych.architectures.recurrent import Recurrent, ShortConv
 from diptych.architectures.stages import check_stages, of_stage, stage_layers, target_in_stage
@@ -132,6 +132,13 @@ def test_what_stages_can_not_have_is_refused_in_words() -> None:
     check_stages(replace(windowed, keeps_all=True), 2)
     with pytest.raises(ConfigError, match=r"no cut gives .* as many layers of each window's pages as of those that"):
         stage_layers(replace(MODEL, windows=(0, 8, 8, 0, 8, 8), num_layers=6), 3)
+
+
+def test_layers_that_guess_beside_states_are_refused_in_words() -> None:
+    model = tiny_config(num_layers=8, recurrent=Recurrent((0, 1, 2, 4, 5, 6), MIXER))
+    check_stages(model, 2)
+    with pytest.raises(ConfigError, match="states lie in pages that have no other layers: give --speculate suffix"):
+        check_stages(replace(model, draft=DraftLayers(tiny_config(num_layers=1), 1)), 2)
 
 
 def test_stages_with_windows_of_their_own_have_the_same_places_of_all_groups() -> None:

@@ -117,6 +117,8 @@ def _obstacles(config: ModelConfig) -> Iterator[str]:
         yield "it makes vectors, and stages hand on what becomes text"
     if config.taps:
         yield "an EAGLE-3 head reads three layers, which are in several stages: give --speculate mtp, draft:, or suffix"
+    if config.draft is not None and config.recurrent is not None:
+        yield "states lie in pages that have no other layers: give --speculate suffix or ngram"
     if config.num_borrowing:
         yield "layers borrow keys and values"
     if config.per_layer_dim:
