@@ -89,6 +89,7 @@ fuzz: .venv/dev.stamp
 		tests/engine/cache tests/engine/values/test_expert_placement.py \
 		tests/engine/schedule/test_workload.py tests/engine/runner/test_families.py tests/engine/runner/gpu/test_piece_graphs.py \
 		tests/platform/test_layouts.py tests/platform/test_images.py tests/platform/test_pipeline.py tests/platform/test_nodes.py \
+		tests/platform/test_node_networks.py \
 		tests/platform/test_tensor_parallel.py tests/platform/test_shared_experts.py \
 		tests/embedded/test_engine_adapters.py tests/embedded/test_file_cache.py tests/engine/tiers/test_file_tier.py tests/chaos/test_chaos.py $(ARGS)
 
