@@ -11,11 +11,11 @@ from next_layers import random_folder
 
 from diptych.engine import Engine, EngineOptions, SamplingParams
 
-GREEDY = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
-SEEDED = SamplingParams(max_tokens=30, temperature=1.0, top_k=40, seed=7, ignore_eos=True)
-PROMPTS = [[first, 5, 7, *range(100 + first)] for first in range(12)]  # each grows into a second page
-# a pool of 21 pages, or 14, which outputs of all do not fit into together; prompts are computed in chunks
-ONE = EngineOptions(kv_cache_mib=1, host_cache_mib=1, page_size=128, max_step_tokens=64)
+GREEDY = SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True)
+SEEDED = SamplingParams(max_tokens=48, temperature=1.0, top_k=40, seed=7, ignore_eos=True)
+PROMPTS = [[first, 5, 7, *range(7 * first)] for first in range(0, 20, 3)]
+# prompts are computed in chunks
+ONE = EngineOptions(kv_cache_mib=1, host_cache_mib=1, page_size=8, max_step_tokens=32)
 
 
 def tokens(engine: Engine) -> list[tuple[int, ...]]:
