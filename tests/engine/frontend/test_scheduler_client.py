@@ -19,7 +19,7 @@ from diptych.engine.frontend import scheduler_client
 from diptych.engine.frontend.scheduler_client import SchedulerClient, SchedulerDied, share_experts, start_scheduler
 from diptych.engine.nodes.company import Alone
 from diptych.engine.options.config import SchedulerConfig
-from diptych.engine.values.last_words import LOST
+from diptych.engine.tensor_parallel.last_words import LOST
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.v1 import engine_pb2
 

@@ -35,7 +35,7 @@ from diptych.common.members.heartbeat import SharedHeartbeat, new_heartbeat
 from diptych.engine.nodes.company import Alone, Company
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.tensor_parallel.channels import make_keys
-from diptych.engine.values.last_words import LOST
+from diptych.engine.tensor_parallel.last_words import LOST
 from diptych.kvtransfer.process import is_stopped
 from diptych.v1 import admin_pb2, engine_pb2, worker_pb2
 

@@ -57,10 +57,10 @@ from diptych.engine.scheduler.stepping import (
 from diptych.engine.scheduler.terms import worker_terms
 from diptych.engine.scheduler.weights import Host, Weights, loader_of
 from diptych.engine.tensor_parallel.company import HostLead, Lead, NodesLead
+from diptych.engine.tensor_parallel.last_words import last_words
 from diptych.engine.tensor_parallel.sharing.step_clock import StepClock
 from diptych.engine.tensor_parallel.weight_sets import RankWeights
 from diptych.engine.values.batch import DraftBatch, DraftModel, GraphUse, OverlapRunner
-from diptych.engine.values.last_words import last_words
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.rounds import NOTHING, Round
 from diptych.engine.values.scheduler_core import SchedulerCore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diptych.engine.values.last_words import LOST, last_words
+from diptych.engine.tensor_parallel.last_words import LOST, last_words
 
 PAIR = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547]"
 
