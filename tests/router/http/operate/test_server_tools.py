@@ -437,14 +437,15 @@ def test_a_name_that_no_session_can_have_is_refused_where_one_is_closed(crowded:
         {"n": 2},
         {"best_of": 2},
         {"session_params": inference_pb2.SessionParams(id="s" * 129)},
+        {"session_params": inference_pb2.SessionParams(id="s", rid="s" * 129)},
         {"chat": inference_pb2.ChatMessages()},
     ],
-    ids=["n", "best_of", "name", "chat"],
+    ids=["n", "best_of", "name", "turn", "chat"],
 )
 def test_a_turn_over_grpc_has_one_prompt_and_one_output(stub: Any, fields: Any) -> None:
     fields = {"text": "a", "session_params": inference_pb2.SessionParams(id="s"), **fields}
     if "chat" in fields:
         del fields["text"]
-    with pytest.raises(grpc.RpcError, match=r"one prompt|1 to 128") as refused:
+    with pytest.raises(grpc.RpcError, match=r"one prompt|128 characters") as refused:
         stub.Generate(inference_pb2.GenerateRequest(**fields))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
