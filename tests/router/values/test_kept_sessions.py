@@ -113,7 +113,9 @@ def test_one_that_asked_for_room_is_opened_again_on_the_same_terms_only(sessions
             with pytest.raises(InvalidRequest, match="open already, on other terms"):
                 act("ada", "t", others, 60.0)
     sessions.check("bob", "t", Terms(999, 60.0), 60.0)
-    assert before(sessions, "ada", Follow("t", "a"), "b", 119.0) == [1, 2], "the same: asking has used it"
+    found, place = sessions.begin("ada", Follow("t", "a"), "b", 0, 119.0)
+    assert list(found) == [1, 2], "the same: asking has used it"
+    place.end(119.0)
     sessions.check("ada", "t", Terms(999, 60.0), 180.0)
 
 

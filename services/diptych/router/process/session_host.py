@@ -150,12 +150,16 @@ class _Process:
 
     async def _answer(self, word: Call) -> None:
         try:
-            self.say(await self._do(word))
-        except DiptychError as error:
-            self.say(failed(word.call, error))
+            self.say(await self._done(word))
         except Exception:
             logger.exception("a session of a client")
             self.say(failed(word.call, InternalError("internal error; the router's log has the details")))
+
+    async def _done(self, word: Call) -> Answer:
+        try:
+            return await self._do(word)
+        except DiptychError as error:
+            return failed(word.call, error)
 
     async def _do(self, word: Call) -> Answer:
         match word:
