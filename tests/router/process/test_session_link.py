@@ -453,7 +453,8 @@ def test_a_router_that_leaves_ends_no_turn_and_no_close_that_is_on_its_way() -> 
         on_their_way = asyncio.gather(serve(first, "x", [1], []), first.close(B))
         await asyncio.sleep(0)
         first.leave()
-        assert await on_their_way == [[1], True]
+        prompt, was_open = await on_their_way
+        assert (prompt, was_open) == ([1], True)
         assert await serve(second, "y", [], [], rid="x") == [1]
 
     in_router(test)

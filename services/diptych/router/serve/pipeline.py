@@ -154,17 +154,20 @@ class Pipeline:
                 note_request(client.trace, client, self.model.model_id, self._preparer.adapter(client.model))
             num_requests, tier = client.num_requests, client.tier
             names = {client.life.request_id, *client.rids}
-            with self.aborts.abortable(names, client.caller.name, client.state), client.caller.admit(num_requests):
-                with self._in_session(client):
-                    self.metrics.offered(tier, num_requests)
-                    try:
-                        self._shedder.check(tier)
-                        with self._admission.admit(self._claim(client)) as place, self._preparer.hold(client) as held:
-                            async with self._as_turn(client) as begun:
-                                yield await self._begin(begun, place, held)
-                    except Shed:  # it has to give way: now, or while it waited
-                        self.metrics.shed(tier, num_requests)
-                        raise
+            with (
+                self.aborts.abortable(names, client.caller.name, client.state),
+                client.caller.admit(num_requests),
+                self._in_session(client),
+            ):
+                self.metrics.offered(tier, num_requests)
+                try:
+                    self._shedder.check(tier)
+                    with self._admission.admit(self._claim(client)) as place, self._preparer.hold(client) as held:
+                        async with self._as_turn(client) as begun:
+                            yield await self._begin(begun, place, held)
+                except Shed:  # it has to give way: now, or while it waited
+                    self.metrics.shed(tier, num_requests)
+                    raise
         except InvalidRequest as error:
             client.name_as_said(error)
             raise
