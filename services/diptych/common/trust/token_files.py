@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
+import os
 import secrets
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Final, TypeVar
@@ -22,6 +26,8 @@ C = TypeVar("C", bound=TrustConfig)
 
 BOOTSTRAP: Final = "bootstrap"  # the file of who calls nobody
 TOKEN_BYTES: Final = 32
+FOLDER_PREFIX: Final = "diptych_"  # of folders whose process holds them
+UNHELD_S: Final = 60.0  # a folder is held by its process when it is so old
 
 
 def new_token_files() -> dict[str, str]:
@@ -42,9 +48,30 @@ def write_private(file: Path, text: str) -> Path:
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """Yield a folder for our user only, which goes at the exit."""
-    with tempfile.TemporaryDirectory(prefix="diptych-") as folder:
+    """Yield a folder for our user only, which goes at the exit. Those that killed processes left go first."""
+    for left in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        _remove_if_left(left)
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder, _open_folder(folder) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield Path(folder)
+
+
+def _remove_if_left(folder: Path) -> None:
+    """Remove a folder of our user whose process has ended: the kernel gave its lock back, however it ended."""
+    with contextlib.suppress(OSError), _open_folder(folder) as descriptor:
+        status = os.fstat(descriptor)
+        if status.st_uid == os.getuid() and time.time() - status.st_mtime > UNHELD_S:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def _open_folder(folder: str | Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
