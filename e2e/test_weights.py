@@ -169,8 +169,9 @@ def test_another_source_is_another_job_into_another_folder(
     before, folder = len(sent(cluster)), f"/models/{source}"
     release.upgrade(f"--values={Path(__file__).with_name(f'weights_{source}.yaml')}", image=image)
     assert "HTTP and gRPC agree" in release.test("answers")
-    weights = [each for each in sent(cluster)[before:] if each["path"].endswith("model.safetensors")]
-    assert [each["sent"] for each in weights] == [size(cluster)], "two workers of each role, one download"
+    weights = [each["sent"] for each in sent(cluster)[before:] if each["path"].endswith("model.safetensors")]
+    print("\n     ", json.dumps(weights), flush=True)
+    assert sum(weights) == size(cluster), "two workers of each role, one download: of a bucket in pieces"
     assert listed(cluster, DEPLOYMENTS[1], folder) == TOKENIZER
     assert "model.safetensors" in listed(cluster, DEPLOYMENTS[2], folder)
 
