@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Final, TypeVar
@@ -49,18 +48,19 @@ def write_private(file: Path, text: str) -> Path:
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
     """Yield a folder for our user only, which goes at the exit. Those that killed processes left go first."""
-    for left in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
-        _remove_if_left(left)
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder, _open_folder(folder) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        now_s = os.fstat(descriptor).st_mtime  # when it was made, by the clock of all these folders
+        for left in Path(folder).parent.glob(f"{FOLDER_PREFIX}*"):
+            _remove_if_left(left, now_s)
         yield Path(folder)
 
 
-def _remove_if_left(folder: Path) -> None:
+def _remove_if_left(folder: Path, now_s: float) -> None:
     """Remove a folder of our user whose process has ended: the kernel gave its lock back, however it ended."""
     with contextlib.suppress(OSError), _open_folder(folder) as descriptor:
         status = os.fstat(descriptor)
-        if status.st_uid == os.getuid() and time.time() - status.st_mtime > UNHELD_S:
+        if status.st_uid == os.getuid() and now_s - status.st_mtime > UNHELD_S:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder)
 
