@@ -46,4 +46,5 @@ def test_a_folder_whose_process_lives_stays_however_old_it_is(temporary: Path) -
     with private_folder() as first:
         os.utime(first, (0, 0))
         with private_folder() as second:
-            assert first.exists() and second.parent == temporary
+            assert first.exists()
+            assert second.parent == temporary
