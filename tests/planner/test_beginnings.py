@@ -68,12 +68,14 @@ def test_first_prompts_that_wait_for_cold_caches_are_no_load() -> None:
     assert warm.both > 1
 
 
-def lined_up(now_s: float, waits_s: float, since_s: tuple[float, ...] = (0.0,), tokens: int = 400_000) -> Sizes:
+def lined_up(
+    now_s: float, waits_s: float, since_s: tuple[float, ...] = (0.0,), tokens: int = 400_000, goal: Goal = GOAL
+) -> Sizes:
     """Return what is asked for while caches fill and requests with so many tokens wait at each of the workers."""
     held = Occupancy(4, 8, tokens, 0, 800.0, waits_s)
     there = tuple(Worker(each, Role.UNIFIED, WorkerState.READY, came_s, held) for each, came_s in enumerate(since_s))
     heap = mixed(0.05, 0.8)
-    return plan(replace(seen(now_s, heap, heap), workers=there), Memory())[0].sizes
+    return plan(replace(seen(now_s, heap, heap), workers=there, goal=goal), Memory())[0].sizes
 
 
 def test_a_line_that_lasts_while_caches_fill_is_no_heap_and_brings_one_worker() -> None:
@@ -82,6 +84,22 @@ def test_a_line_that_lasts_while_caches_fill_is_no_heap_and_brings_one_worker() 
     assert lined_up(45.0, 31.0, tokens=40_000) == ONE  # one prompt that others passed
     assert lined_up(60.0, 40.0, since_s=(0.0, 45.0)) == Sizes(both=2)  # it came before the second worker did
     assert lined_up(90.0, 40.0, since_s=(0.0, 45.0)) == Sizes(both=3)
+
+
+def test_where_any_first_token_is_in_time_a_line_is_what_keeps_workers_busy_for_longer_than_usual() -> None:
+    any_time = GOAL._replace(ttft_s=0.0)
+    assert lined_up(45.0, 31.0, tokens=40_000, goal=any_time) == ONE
+    assert lined_up(45.0, 31.0, tokens=400_000, goal=any_time) == Sizes(both=2)
+
+
+def test_a_line_of_prompts_is_as_long_however_many_workers_make_outputs() -> None:
+    heap, limits = mixed(0.05, 0.8), Limits(Sizes(1, 1, 0), budget_gpus=6)
+    waiting = Occupancy(4, 8, 200_000, 0, 800.0, 31.0)
+    for num_decode in (1, 4):
+        decoding = (Worker(each, Role.DECODE, WorkerState.READY, 0.0, IDLE) for each in range(1, 1 + num_decode))
+        there = (Worker(0, Role.PREFILL, WorkerState.READY, 0.0, waiting), *decoding)
+        made, _ = plan(replace(seen(45.0, heap, heap), workers=there, limits=limits), Memory())
+        assert made.sizes == Sizes(prefill=2, decode=num_decode)
 
 
 @pytest.mark.parametrize(("start_s", "cold"), [(100.0, 8), (200.0, 4)])

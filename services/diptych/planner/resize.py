@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from diptych.planner.backlog import PATIENCE_S
 from diptych.planner.demand import Demand
 from diptych.planner.room import clipped
 from diptych.planner.sizing import Room, Sizing
@@ -99,11 +100,12 @@ def _warming(scene: Scene, current: Sizes, memory: Memory) -> Sized:
 
 
 def _is_in_line(scene: Scene) -> bool:
-    """Whether who came since the newest worker waits for long, behind more than workers compute in time."""
-    observed, late_s = scene.observed, scene.observed.goal.ttft_s
+    """Whether who came since the newest worker waits for long, behind more prompts than are computed in time."""
+    observed, ready = scene.observed, scene.workers.ready
+    late_s = observed.goal.ttft_s or PATIENCE_S
     held = [each.occupancy for each in observed.workers if each.occupancy is not None]
     waits_s = min(observed.now_s - came_s(observed), max((each.longest_wait_s for each in held), default=0.0))
-    return waits_s >= max(late_s, HEAP_S) and scene.prompts_s > late_s * scene.workers.ready.total
+    return waits_s >= max(late_s, HEAP_S) and scene.prompts_s > late_s * (ready.prefill + ready.both)
 
 
 def _shrinking(scene: Scene, current: Sizes, fewer: Sizes, watched_s: float, memory: Memory) -> Sized:

@@ -108,6 +108,16 @@ def test_of_jobs_that_go_on_one_goes_first_whose_text_is_cached_while_it_is() ->
     assert policy.choose(line[1:2], 9.0).room == 2
 
 
+def test_no_job_passes_who_may_still_have_its_first_token_in_time() -> None:
+    policy = InTime(FirstCome(lambda request: 3))
+    first, chat, job = (request(room, room / 10) for room in (1, 2, 3))
+    job.job_s = 1.0
+    assert policy.choose([first, chat, job], 0.5) is job
+    chat.slo = Slo(0.5)
+    assert [policy.choose([first, chat, job], now_s) for now_s in (0.5, 0.7 + PATIENCE_S)] == [first, job]
+    assert policy.choose([chat, job], 0.5) is chat
+
+
 @pytest.mark.parametrize("arrival_s", [100.0, 130.0, 100.0 + AHEAD_S])
 def test_no_job_whose_text_is_cached_passes_who_has_waited_for_longer_than_a_bound(arrival_s: float) -> None:
     policy = FirstCome(lambda request: 3)

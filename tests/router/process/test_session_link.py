@@ -20,6 +20,7 @@ from diptych.router.process import session_link
 from diptych.router.process.session_host import SessionHost
 from diptych.router.process.session_link import ENDS, PoolsOfModel, SessionLink
 from diptych.router.process.session_words import (
+    MAX_BYTES,
     Answer,
     Begin,
     Close,
@@ -358,6 +359,64 @@ def test_a_turn_that_fails_or_whose_process_dies_is_not_kept_and_leaves_nothing_
     in_router(test)
 
 
+def test_a_turn_whose_client_leaves_in_the_moment_in_which_it_begins_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(router: Router) -> None:
+        link, hear = router.links[0], router.links[0]._hear
+        await link.open(A, replace(TERMS, expected_tokens=0), 0.0)
+        clients: list[asyncio.Task[Any]] = []
+
+        def hear_and_leave(word: Word) -> None:
+            hear(word)
+            for client in clients:
+                client.cancel()
+
+        monkeypatch.setattr(link, "_hear", hear_and_leave)
+        await link.close(B)  # the link hears so from its next word on
+        begins = asyncio.ensure_future(serve(link, "x", [1], []))
+        clients.append(begins)
+        with pytest.raises(asyncio.CancelledError):
+            await begins
+        process = router.host._processes[0]
+        await router.until(lambda: not process._turns)
+
+    in_router(test)
+
+
+def test_a_session_is_not_unused_while_a_turn_of_it_runs_at_any_process() -> None:
+    async def test(router: Router) -> None:
+        first, second = router.links
+        await first.open(A, replace(TERMS, expected_tokens=0), 0.0)
+        async with first.turn(0, "", Follow("a"), "x") as turn:
+            router.now_s = TERMS.idle_s + 1
+            assert await serve(second, "y", [1], []) == [1]
+            await turn.ended([1, 2])
+        router.now_s += TERMS.idle_s - 1
+        dies = second.turn(0, "", Follow("a", "x"), "z")
+        assert list((await dies.__aenter__()).before) == [1, 2]
+        await router.kill(1)
+        await dies.__aexit__(None, None, None)
+        router.now_s += TERMS.idle_s + 1
+        with pytest.raises(InvalidRequest, match="not used for too long"):
+            await serve(first, "q", [], [])
+
+    in_router(test)
+
+
+def test_what_is_too_long_to_be_read_is_not_said_and_ends_no_link() -> None:
+    async def test(router: Router) -> None:
+        await router.links[0].open(A, replace(TERMS, expected_tokens=0), 0.0)
+        with pytest.raises(ValueError, match="a word of"):
+            await serve(router.links[0], "x", [1], [], rid="x" * MAX_BYTES)
+        assert not router.links[0]._calls
+        with pytest.raises(InternalError):  # the refusal names it, in more characters than it has
+            await serve(router.links[0], "x", [1], [], rid="\U000e0001" * (MAX_BYTES // 5))
+        assert await serve(router.links[0], "x", [1], []) == [1]
+
+    in_router(test)
+
+
 def test_a_turn_whose_parent_ends_before_it_is_answered_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     async def test(router: Router) -> None:
         await router.links[0].open(A, replace(TERMS, expected_tokens=0), 0.0)
@@ -382,6 +441,21 @@ def test_a_router_that_leaves_lets_nobody_wait() -> None:
             await router.links[1].open(C, TERMS, LONG_S)
         await router.until(lambda: router.host.desk.doors[0].num_calls == 0)
         assert router.place(B) == 1
+
+    in_router(test)
+
+
+def test_a_router_that_leaves_ends_no_turn_and_no_close_that_is_on_its_way() -> None:
+    async def test(router: Router) -> None:
+        first, second = router.links
+        for key in (A, B):
+            await first.open(key, replace(TERMS, expected_tokens=0), 0.0)
+        on_their_way = asyncio.gather(serve(first, "x", [1], []), first.close(B))
+        await asyncio.sleep(0)
+        first.leave()
+        prompt, was_open = await on_their_way
+        assert (prompt, was_open) == ([1], True)
+        assert await serve(second, "y", [], [], rid="x") == [1]
 
     in_router(test)
 
@@ -487,6 +561,8 @@ def test_a_parent_that_does_not_answer_makes_no_request_wait(monkeypatch: pytest
                 with link.request(0, Key("alice", "s" * 100)):
                     pass
             await asyncio.sleep(0)
+        for _ in range(9):
+            await link._keep(1, array(TOKEN_TYPE, range(1000)), array(TOKEN_TYPE))
         assert link._num_unsent < 1 << 16, "what is not read is bounded"
         parent.close()
         await running

@@ -36,6 +36,7 @@ def serve(
     before, place = sessions.begin("ada", Follow("s", **follow), name, 0, now_s)  # type: ignore[arg-type]
     prompt = [*before, *new]
     place.keep(tokens(prompt), tokens(output))
+    place.end(now_s)
     return prompt
 
 
@@ -86,6 +87,15 @@ def test_a_session_is_its_owners_and_ends_when_it_is_closed_or_not_used(sessions
     assert [sessions.close("ada", "s"), sessions.close("ada", "s"), sessions.close("bob", "s")] == [True, False, False]
 
 
+def test_a_session_is_not_unused_while_a_turn_of_it_runs(sessions: KeptSessions) -> None:
+    place = begin(sessions, "ada", Follow("s"), "a", 1.0)
+    serve(sessions, "b", [1], [], now_s=500.0)
+    place.end(1000.0)  # it failed
+    serve(sessions, "c", [1], [], now_s=1060.0)
+    with pytest.raises(InvalidRequest, match="not used for too long"):
+        serve(sessions, "d", [1], [], now_s=1121.0)
+
+
 def test_a_session_is_of_one_model_as_tokens_of_another_mean_something_else(sessions: KeptSessions) -> None:
     with pytest.raises(InvalidRequest, match="for another model"):
         sessions.begin("ada", Follow("s"), "a", 1, 1.0)
@@ -94,14 +104,18 @@ def test_a_session_is_of_one_model_as_tokens_of_another_mean_something_else(sess
 def test_one_that_asked_for_room_is_opened_again_on_the_same_terms_only(sessions: KeptSessions) -> None:
     terms = Terms(1000, 60.0, 500)
     sessions.open("ada", "t", terms, 0.0)
-    begin(sessions, "ada", Follow("t"), "a", 1.0).keep(tokens([1, 2]), tokens([]))
+    place = begin(sessions, "ada", Follow("t"), "a", 1.0)
+    place.keep(tokens([1, 2]), tokens([]))
+    place.end(1.0)
     sessions.open("ada", "t", terms, 60.0)
     for others in (Terms(999, 60.0, 500), Terms(1000, IDLE_S, 500), Terms(1000, 60.0, 501), Terms(1000, 60.0)):
         for act in (sessions.open, sessions.check):
             with pytest.raises(InvalidRequest, match="open already, on other terms"):
                 act("ada", "t", others, 60.0)
     sessions.check("bob", "t", Terms(999, 60.0), 60.0)
-    assert before(sessions, "ada", Follow("t", "a"), "b", 119.0) == [1, 2], "the same: asking has used it"
+    found, place = sessions.begin("ada", Follow("t", "a"), "b", 0, 119.0)
+    assert list(found) == [1, 2], "the same: asking has used it"
+    place.end(119.0)
     sessions.check("ada", "t", Terms(999, 60.0), 180.0)
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
+import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
@@ -22,6 +25,8 @@ C = TypeVar("C", bound=TrustConfig)
 
 BOOTSTRAP: Final = "bootstrap"  # the file of who calls nobody
 TOKEN_BYTES: Final = 32
+FOLDER_PREFIX: Final = "diptych_"  # of folders whose process holds them
+UNHELD_S: Final = 60.0  # a folder is held by its process when it is so old
 
 
 def new_token_files() -> dict[str, str]:
@@ -42,9 +47,31 @@ def write_private(file: Path, text: str) -> Path:
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """Yield a folder for our user only, which goes at the exit."""
-    with tempfile.TemporaryDirectory(prefix="diptych-") as folder:
+    """Yield a folder for our user only, which goes at the exit. Those that killed processes left go first."""
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder, _open_folder(folder) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        now_s = os.fstat(descriptor).st_mtime  # when it was made, by the clock of all these folders
+        for left in Path(folder).parent.glob(f"{FOLDER_PREFIX}*"):
+            _remove_if_left(left, now_s)
         yield Path(folder)
+
+
+def _remove_if_left(folder: Path, now_s: float) -> None:
+    """Remove a folder of our user whose process has ended: the kernel gave its lock back, however it ended."""
+    with contextlib.suppress(OSError), _open_folder(folder) as descriptor:
+        status = os.fstat(descriptor)
+        if status.st_uid == os.getuid() and now_s - status.st_mtime > UNHELD_S:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def _open_folder(folder: str | Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

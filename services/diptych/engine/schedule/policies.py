@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final, Protocol
 
 from diptych.engine.values.request import Request
@@ -66,7 +67,8 @@ class FirstCome:
     """Implements `Policy`: first come, first served, but a job goes on while most of its text is cached.
 
     Else those before it would take that memory, and it would take theirs when it has its turn. Of several that has most
-    text. Whoever arrives `AHEAD_S` later than somebody never passes him, as by rank. `cached_len` as below.
+    text. Whoever arrives `AHEAD_S` later than somebody never passes him, as by rank; and nobody passes who may still
+    have his first token in time. `cached_len` as below.
     """
 
     def __init__(self, cached_len: Callable[[Request], int]) -> None:
@@ -76,7 +78,8 @@ class FirstCome:
         return arrival(request)
 
     def choose(self, line: Sequence[Request], now_s: float) -> Request:
-        going_on = [request for request in line if request.job_s]
+        passable = takewhile(lambda request: not _is_in_time(request, now_s), line)
+        going_on = [request for request in passable if request.job_s]
         if not going_on or len(line) == 1:
             return line[0]
         until_s = min(request.life.arrival_s for request in line) + AHEAD_S

@@ -105,11 +105,18 @@ class SessionDesk:
         async def keep(prompt: Tokens, output: Tokens) -> None:
             place.keep(prompt, output)
 
-        yield Turn(before, keep)
+        try:
+            yield Turn(before, keep)
+        finally:
+            self.end(place)
 
     def begin(self, model: int, owner: str, follow: Follow, name: str) -> tuple[Tokens, Place]:
-        """Return what a turn begins with, and where it is kept. Raises `InvalidRequest`."""
+        """Return what a turn begins with, and where it is kept, until `end`. Raises `InvalidRequest`."""
         return self.sessions.begin(owner, follow, name, model, self._clock())
+
+    def end(self, place: Place) -> None:
+        """A turn runs no longer, kept or not."""
+        place.end(self._clock())
 
     async def follow_pools(self, wait_for_change: Callable[[], Awaitable[None]]) -> None:
         """Let in whom there is room for whenever the pools may have changed, until cancelled."""

@@ -24,7 +24,7 @@ from diptych.generation.sampling_params import SamplingParams
 from diptych.router.extents.message_extent import check_count
 from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import Caller
-from diptych.router.serve.sessions import MAX_COUNT, MAX_SESSION_ID_LEN, MAX_WAIT_S, Wish
+from diptych.router.serve.sessions import MAX_COUNT, MAX_RID_LEN, MAX_SESSION_ID_LEN, MAX_WAIT_S, Wish
 from diptych.router.text.content_parts import content_of, without_images
 from diptych.router.text.parsing.parts import Content, Part, Reasoning, ToolArguments, ToolCallStart, message_of
 from diptych.router.text.parsing.tool_use import NO_ARGUMENTS, NO_TOOLS, Choice, Function, ToolUse, choose
@@ -155,6 +155,8 @@ def follow_from_wire(request: inference_pb2.GenerateRequest) -> Follow | None:
     if not 1 <= len(params.id) <= MAX_SESSION_ID_LEN:
         words = f"a session's name has 1 to {MAX_SESSION_ID_LEN} characters"
         raise InvalidRequest(words, param="session_params.id")
+    if len(params.rid) > MAX_RID_LEN:
+        raise InvalidRequest(f"a turn's name has at most {MAX_RID_LEN} characters", param="session_params.rid")
     return Follow(params.id, params.rid, params.offset, params.replace, params.drop_previous_output)
 
 

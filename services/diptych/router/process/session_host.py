@@ -129,7 +129,7 @@ class _Process:
                 self._calls[call] = task = asyncio.ensure_future(self._answer(word))
                 task.add_done_callback(lambda _: self._calls.pop(call, None))
             case Leave(call):
-                self._turns.pop(call, None)
+                self._end_turn(call)
                 if call in self._calls:
                     self._calls[call].cancel()
             case Come(request, owner, session_id, model):
@@ -143,17 +143,23 @@ class _Process:
         self._writer.close()
         for task in self._calls.values():
             task.cancel()
+        for call in list(self._turns):
+            self._end_turn(call)
         for request in list(self._requests):
             self._end(request, 0)
 
     async def _answer(self, word: Call) -> None:
         try:
-            self.say(await self._do(word))
-        except DiptychError as error:
-            self.say(failed(word.call, error))
+            self.say(await self._done(word))
         except Exception:
             logger.exception("a session of a client")
             self.say(failed(word.call, InternalError("internal error; the router's log has the details")))
+
+    async def _done(self, word: Call) -> Answer:
+        try:
+            return await self._do(word)
+        except DiptychError as error:
+            return failed(word.call, error)
 
     async def _do(self, word: Call) -> Answer:
         match word:
@@ -168,8 +174,12 @@ class _Process:
                 return Answer(word.call, True, tokens=before.tobytes())
             case Keep():
                 tokens = array(TOKEN_TYPE, word.tokens)
-                self._turns.pop(word.turn).keep(tokens[: word.prompt_len], tokens[word.prompt_len :])
+                self._turns[word.turn].keep(tokens[: word.prompt_len], tokens[word.prompt_len :])
         return Answer(word.call, True)
+
+    def _end_turn(self, call: int) -> None:
+        if (place := self._turns.pop(call, None)) is not None:
+            self._desk.end(place)
 
     def _end(self, request: int, context_tokens: int) -> None:
         held, context = self._requests.pop(request)

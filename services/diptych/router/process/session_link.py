@@ -11,7 +11,7 @@ import itertools
 import logging
 import socket
 from array import array
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 ANSWER_S: Final = 5.0  # beyond what a call may wait in line: the parent does little else
 MAX_UNSENT_BYTES: Final = 1 << 23  # beyond which no more requests are told of: the parent does not read
+SILENT: Final = "the parent of this router's processes does not answer"
 ENDS: Final = "the processes of this router end"
 
 
@@ -67,6 +68,7 @@ class SessionLink:
         self._pools = pools
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[Answer]] = {}
+        self._opening: set[int] = set()  # of these, who opens a session
         self._unsent: list[bytes] = []
         self._writer: asyncio.StreamWriter | None = None
         self._counted: LineUsage | None = None
@@ -88,7 +90,7 @@ class SessionLink:
         finally:
             self._is_over = True
             self._unsent.clear()
-            self._fail_calls(Unavailable(ENDS))
+            self._fail(self._calls, Unavailable(ENDS))
             self._writer.close()
 
     async def open(self, key: Key, terms: Terms, wait_s: float) -> None:
@@ -96,7 +98,11 @@ class SessionLink:
             raise _left()
         call = next(self._numbers)
         word = Open(call, *key, terms.max_tokens, terms.idle_s, terms.expected_tokens, terms.model, wait_s)
-        await self._call(word, wait_s + ANSWER_S)
+        self._opening.add(call)
+        try:
+            await self._call(word, wait_s + ANSWER_S)
+        finally:
+            self._opening.discard(call)
 
     async def close(self, key: Key) -> bool:
         return (await self._call(Close(next(self._numbers), *key), ANSWER_S)).was_there
@@ -117,16 +123,19 @@ class SessionLink:
     async def turn(self, model: int, owner: str, follow: Follow, name: str) -> AsyncGenerator[Turn, None]:
         call = next(self._numbers)
         behind = (follow.session_id, follow.rid, follow.offset, follow.replace, follow.drop_previous_output)
-        begun = await self._call(Begin(call, model, owner, *behind, name), ANSWER_S)
         try:
+            begun = await self._call(Begin(call, model, owner, *behind, name), ANSWER_S)
             yield Turn(array(TOKEN_TYPE, begun.tokens), partial(self._keep, call))
-        finally:
+        finally:  # also of one that is cancelled in the moment in which it is answered
             self._say(Leave(call))
 
     async def _keep(self, turn: int, prompt: Tokens, output: Tokens) -> None:
         """Have the parent keep a turn; the answer to it is whole without that."""
         if len(prompt) + len(output) > MAX_TOKENS:
             return  # no session has room for it
+        if self._num_unsent >= MAX_UNSENT_BYTES:
+            logger.warning("a turn of a session is not kept: %s", SILENT)
+            return
         tokens = b"".join((memoryview(prompt), memoryview(output)))
         try:
             await self._call(Keep(next(self._numbers), turn, len(prompt), tokens), ANSWER_S)
@@ -139,23 +148,24 @@ class SessionLink:
     def leave(self) -> None:
         """Open no more sessions. Those that are open are used and closed as before, until the process ends."""
         self._has_left = True
-        self._fail_calls(_left())
+        self._fail(self._opening, _left())
 
     @property
     def _num_unsent(self) -> int:
+        """Bytes that the parent has not read, but for those of this round of the event loop."""
         return 0 if self._writer is None else self._writer.transport.get_write_buffer_size()
 
     async def _call(self, word: Call, timeout_s: float) -> Answer:
         if self._is_over:
             raise Unavailable(ENDS)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._calls[word.call] = answer
         self._say(word)
+        self._calls[word.call] = answer
         try:
             async with asyncio.timeout(timeout_s):
                 found = await answer
         except TimeoutError:
-            raise Unavailable("the parent of this router's processes does not answer") from None
+            raise Unavailable(SILENT) from None
         finally:
             if self._calls.pop(word.call, None) is not None:
                 self._say(Leave(word.call))
@@ -183,17 +193,18 @@ class SessionLink:
                 told = word
             await pools.wait_for_change()
 
-    def _fail_calls(self, error: DiptychError) -> None:
-        for call, answer in self._calls.items():
-            if not answer.done():
-                answer.set_result(failed(call, error))
+    def _fail(self, calls: Iterable[int], error: DiptychError) -> None:
+        for call in calls:
+            if call in self._calls and not self._calls[call].done():
+                self._calls[call].set_result(failed(call, error))
 
     def _say(self, word: Word) -> None:
         if self._is_over:
             return
+        words = encoded(word)
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._unsent.append(encoded(word))
+        self._unsent.append(words)
 
     def _flush(self) -> None:
         if self._writer is not None and self._unsent and not self._writer.is_closing():

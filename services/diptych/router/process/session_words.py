@@ -137,21 +137,27 @@ class Reader(Protocol):
 
 
 def encoded(word: Word) -> bytes:
+    """Raises `ValueError` for what nobody would read."""
     fields, tokens = (word[:-1], word.tokens) if isinstance(word, Answer | Keep) else (word, b"")
     line = orjson.dumps([_NUMBERS[type(word)], *fields]) + b"\n"
-    return b"".join(((len(line) + len(tokens)).to_bytes(SIZE_BYTES, "little"), line, tokens))
+    size = _checked(len(line) + len(tokens))
+    return b"".join((size.to_bytes(SIZE_BYTES, "little"), line, tokens))
 
 
 async def read_word(reader: Reader) -> Word:
     """Raises `EOFError` at the end of all words, and `ValueError` for what is none."""
-    size = int.from_bytes(await reader.readexactly(SIZE_BYTES), "little")
-    if size > MAX_BYTES:
-        raise ValueError(f"a word of {size} bytes")
+    size = _checked(int.from_bytes(await reader.readexactly(SIZE_BYTES), "little"))
     line, _, tokens = (await reader.readexactly(size)).partition(b"\n")
     number, *fields = orjson.loads(line)
     kind = _KINDS[number]
     word: Word = kind(*fields, tokens) if kind in (Answer, Keep) else kind(*fields)
     return word
+
+
+def _checked(size: int) -> int:
+    if size > MAX_BYTES:
+        raise ValueError(f"a word of {size} bytes")
+    return size
 
 
 def failed(call: int, error: DiptychError) -> Answer:

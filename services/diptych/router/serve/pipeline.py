@@ -154,33 +154,41 @@ class Pipeline:
                 note_request(client.trace, client, self.model.model_id, self._preparer.adapter(client.model))
             num_requests, tier = client.num_requests, client.tier
             names = {client.life.request_id, *client.rids}
-            with self.aborts.abortable(names, client.caller.name, client.state), client.caller.admit(num_requests):
-                async with self._in_session(client) as turn:
-                    self.metrics.offered(tier, num_requests)
-                    try:
-                        self._shedder.check(tier)
-                        with self._admission.admit(self._claim(client)) as place, self._preparer.hold(client) as held:
-                            yield await self._begin(replace(client, turn=turn) if turn else client, place, held)
-                    except Shed:  # it has to give way: now, or while it waited
-                        self.metrics.shed(tier, num_requests)
-                        raise
+            with (
+                self.aborts.abortable(names, client.caller.name, client.state),
+                client.caller.admit(num_requests),
+                self._in_session(client),
+            ):
+                self.metrics.offered(tier, num_requests)
+                try:
+                    self._shedder.check(tier)
+                    with self._admission.admit(self._claim(client)) as place, self._preparer.hold(client) as held:
+                        async with self._as_turn(client) as begun:
+                            yield await self._begin(begun, place, held)
+                except Shed:  # it has to give way: now, or while it waited
+                    self.metrics.shed(tier, num_requests)
+                    raise
         except InvalidRequest as error:
             client.name_as_said(error)
             raise
 
-    @asynccontextmanager
-    async def _in_session(self, client: ClientRequest) -> AsyncGenerator[Turn | None, None]:
-        """Hold the session of a request, if it has one, for as long as it waits or runs; and its turn, if it is one."""
-        owner, follow = client.caller.name, client.follow
-        with self._sessions.request(Key(owner, client.routing.session)) as context:
+    @contextmanager
+    def _in_session(self, client: ClientRequest) -> Generator[None, None, None]:
+        """Hold the session of a request, if it has one, for as long as it waits or runs."""
+        with self._sessions.request(Key(client.caller.name, client.routing.session)) as context:
             try:
-                if follow is None:
-                    yield None
-                    return
-                async with self._sessions.turn(owner, follow, _name(client)) as turn:
-                    yield turn
+                yield
             finally:
                 context.num_tokens = client.state.context_tokens
+
+    @asynccontextmanager
+    async def _as_turn(self, client: ClientRequest) -> AsyncGenerator[ClientRequest, None]:
+        """Give a request its turn, if it is one; what is refused before has none: a turn has many tokens."""
+        if client.follow is None:
+            yield client
+            return
+        async with self._sessions.turn(client.caller.name, client.follow, _name(client)) as turn:
+            yield replace(client, turn=turn)
 
     async def _begin(self, client: ClientRequest, place: Place, held: HeldPixels | None) -> Sequence[GenerationRequest]:
         """Wait for the place, and prepare what takes it."""
@@ -264,10 +272,10 @@ class Pipeline:
                 version = request.client.served_by.weights_version
                 end = End(finish, usage, report, response.stop, response.stop_token, version)
                 _note(client, piece)
+                _note_context(client, execution.prompt_len + response.num_tokens)
                 if client.turn is not None:
                     await client.turn.ended(request.prompt.ids)
                 execution.trace.end = end
-                _note_context(client, execution.prompt_len + response.num_tokens)
                 outcome = OK
                 yield piece._replace(end=end)
             except DiptychError as error:

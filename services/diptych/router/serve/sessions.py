@@ -15,6 +15,7 @@ from diptych.router.values.kept_sessions import IDLE_S, Terms
 MAX_WAIT_S: Final = 600.0  # that a call may wait in line for room for a session
 MAX_COUNT: Final = 2**31 - 1  # of tokens that a client may name
 MAX_SESSION_ID_LEN: Final = 128
+MAX_RID_LEN: Final = 128  # of a turn
 
 
 @dataclass(frozen=True, slots=True)

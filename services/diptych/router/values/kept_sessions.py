@@ -61,6 +61,7 @@ class _Session:
     used_s: float
     turns: dict[str, _Kept] = field(default_factory=dict)  # each behind the one that it followed
     num_tokens: int = 0
+    num_running: int = 0  # turns that have begun, and hold it
 
     def followers(self, name: str) -> list[str]:
         """Return who follows a turn, and who follows those; of no turn, all."""
@@ -133,6 +134,11 @@ class Place:
         if self._session.keep(self._name, kept):
             self._sessions.make_room(self._session)
 
+    def end(self, now_s: float) -> None:
+        """The turn runs no longer, kept or not: call it once. Until then nobody takes the session for unused."""
+        self._session.num_running -= 1
+        self._session.used_s = now_s
+
 
 class KeptSessions:
     """The sessions of one router."""
@@ -169,7 +175,7 @@ class KeptSessions:
         return self._sessions.pop((owner, session_id), None) is not None
 
     def begin(self, owner: str, follow: Follow, name: str, model: int, now_s: float) -> tuple[Tokens, Place]:
-        """Return what the prompt of a turn `name` begins with, and where it is kept. Raises `InvalidRequest`.
+        """Return what the prompt of a turn `name` begins with, and its place, to be ended. Raises `InvalidRequest`.
 
         It does so also if the session is of another model: its tokens mean something else there.
         """
@@ -188,6 +194,7 @@ class KeptSessions:
         replaced = session.followers(follow.rid) if follow.replace else ()
         if name in session.turns and name not in replaced:
             raise InvalidRequest(f"the session has a turn {name!r} already: give another rid", param="rid")
+        session.num_running += 1
         return _before(session, follow), Place(self, session, name, follow)
 
     def make_room(self, latest: _Session) -> None:
@@ -211,7 +218,8 @@ class KeptSessions:
         session.used_s = now_s
 
     def _expire(self, now_s: float) -> None:
-        gone = [key for key, each in self._sessions.items() if now_s - each.used_s > each.idle_s]
+        kept = self._sessions
+        gone = [key for key, each in kept.items() if now_s - each.used_s > each.idle_s and not each.num_running]
         for key in gone:
             del self._sessions[key]
 

@@ -151,6 +151,20 @@ def test_a_turn_has_one_prompt_and_one_output(cluster: Cluster) -> None:
         assert (status, answer["error"]["param"]) == (400, "session_params")
 
 
+def test_a_turn_that_is_refused_for_want_of_a_place_is_not_looked_up(
+    start_cluster: Callable[..., Cluster], hang: Any
+) -> None:
+    cluster = start_cluster(max_concurrent=1, max_queued=0)
+    cluster.decode().faults = [hang(1)]
+    with ThreadPoolExecutor(1) as pool:
+        runs = pool.submit(fetch, cluster, "/generate", {"text": "abc"}, {})
+        cluster.wait_until(lambda: len(cluster.decode().started) == 1)
+        turn = {"text": "x", "session_params": {"id": "no such session"}}
+        assert ask(cluster, "POST", "/generate", body=turn)[0] == 429
+        cluster.release(cluster.decode())
+        assert runs.result(100)[0] == 200
+
+
 def fetch(cluster: Cluster, path: str, body: Any, headers: dict[str, str]) -> tuple[int, str]:
     connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=200)
     connection.request("POST", path, json.dumps(body), headers)
@@ -437,14 +451,15 @@ def test_a_name_that_no_session_can_have_is_refused_where_one_is_closed(crowded:
         {"n": 2},
         {"best_of": 2},
         {"session_params": inference_pb2.SessionParams(id="s" * 129)},
+        {"session_params": inference_pb2.SessionParams(id="s", rid="s" * 129)},
         {"chat": inference_pb2.ChatMessages()},
     ],
-    ids=["n", "best_of", "name", "chat"],
+    ids=["n", "best_of", "name", "turn", "chat"],
 )
 def test_a_turn_over_grpc_has_one_prompt_and_one_output(stub: Any, fields: Any) -> None:
     fields = {"text": "a", "session_params": inference_pb2.SessionParams(id="s"), **fields}
     if "chat" in fields:
         del fields["text"]
-    with pytest.raises(grpc.RpcError, match=r"one prompt|1 to 128") as refused:
+    with pytest.raises(grpc.RpcError, match=r"one prompt|128 characters") as refused:
         stub.Generate(inference_pb2.GenerateRequest(**fields))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
