@@ -78,12 +78,12 @@ class FirstCome:
         return arrival(request)
 
     def choose(self, line: Sequence[Request], now_s: float) -> Request:
-        passable = takewhile(lambda request: not _is_in_time(request, now_s), line)
-        going_on = [request for request in passable if request.job_s]
-        if not going_on or len(line) == 1:
+        if len(line) == 1 or not any([request.job_s for request in line]):
             return line[0]
         until_s = min(request.life.arrival_s for request in line) + AHEAD_S
-        cached = {each: self._cached_len(each) for each in going_on if each.life.arrival_s < until_s}
+        passable = takewhile(lambda request: not _is_in_time(request, now_s), line)
+        going_on = [request for request in passable if request.job_s and request.life.arrival_s < until_s]
+        cached = {request: self._cached_len(request) for request in going_on}
         kept = [each for each, num_tokens in cached.items() if 2 * num_tokens > each.prompt_len]
         return max(kept, key=cached.__getitem__, default=line[0])
 
