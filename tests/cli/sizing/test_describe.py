@@ -14,6 +14,7 @@ import transformers
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import placement_of
 from diptych.architectures.stages import stage_layers
+from diptych.checkpoints import demo
 from diptych.checkpoints.hf_folder import read_config
 from diptych.checkpoints.shard import Shard
 from diptych.cli.reports.model_report import Plan, as_text
@@ -545,8 +546,15 @@ def test_nonsense_is_refused(values: dict[str, Any], words: str) -> None:
         DescribeConfig(model="model", **values).validate()
 
 
+def test_the_small_model_has_a_name(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "fetch", lambda progress: tiny_folder)
+    assert described(Path("SmolLM2"), capsys) == described(tiny_folder, capsys)
+
+
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"give a folder with config.json, that file, or a GGUF file"):
+    with pytest.raises(ConfigError, match=r"give 'smollm2', a folder with config.json, that file, or a GGUF file"):
         main(DescribeConfig(model=str(tmp_path)))
 
 

@@ -12,10 +12,12 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.fair_shares import check_divides, check_shared
 from diptych.architectures.registry import from_hf
 from diptych.architectures.stages import check_stages
+from diptych.checkpoints import demo
 from diptych.checkpoints.gguf_model import GgufModel
 from diptych.checkpoints.hf_folder import quantization_of, read_scheme, with_processor
 from diptych.checkpoints.quantization.declared import Declared, check_groups, declared
 from diptych.checkpoints.quantization.units import Units, apart
+from diptych.checkpoints.source import DEMO_NAMES
 from diptych.cli.reports.model_report import Plan, as_json, as_text, shard_of
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
@@ -36,7 +38,7 @@ class DescribeConfig:
     Weights need not be there, and nothing is computed: no GPU and no torch are needed.
     """
 
-    model: str = argument(REQUIRED, help="a folder with config.json, a config.json, or a GGUF file")
+    model: str = argument(REQUIRED, help="'smollm2', a folder with config.json, a config.json, or a GGUF file")
     gpu_gib: float = option(80.0, help="memory of one GPU")
     gpu_memory_share: float = option(0.9, help="of it, as workers are given it")
     tp: int = option(1, help="GPUs of a worker")
@@ -68,7 +70,7 @@ class DescribeConfig:
 
 def main(config: DescribeConfig) -> int:
     """Print the description; return the exit code."""
-    path = Path(config.model).expanduser()
+    path = _path(config.model)
     model = replace(read(path), keeps_all=config.kv_windows == "keep")
     check_stages(model, config.pp)
     stored = stored_as(path, model.model_id)
@@ -126,13 +128,23 @@ def check_ranks(model: ModelConfig, units: Units, tp: int, num_sharing: int) -> 
         check_groups(model, shard_of(model, tp, num_sharing), units)
 
 
+def _path(model: str) -> Path:
+    """Return where a model is; the small one is fetched, as for workers."""
+    if model.lower() not in DEMO_NAMES:
+        return Path(model).expanduser()
+    with demo.console_progress() as progress:
+        return demo.fetch(progress)
+
+
 def read(path: Path) -> ModelConfig:
     """Read a model's configuration. Raises `ConfigError` for what is not supported, or not there."""
     if path.suffix == ".gguf" and path.is_file():
         return GgufModel(path).config
     file = _config_file(path)
     if not file.is_file():
-        raise ConfigError(f"no model {str(path)!r}: give a folder with config.json, that file, or a GGUF file")
+        raise ConfigError(
+            f"no model {str(path)!r}: give 'smollm2', a folder with config.json, that file, or a GGUF file"
+        )
     generation = file.with_name("generation_config.json")
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     values = read_json(file)
