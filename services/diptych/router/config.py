@@ -122,7 +122,9 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
         None, help="file that gets a line a request with what it used: key, model, tokens, outcome", group="limits"
     )
     lost_pair_wait_s: float = option(
-        1.5, help="how long a request that lost a worker waits for another pair", group="routing"
+        10.0,
+        help="how long a request that lost a worker waits for another pair: one that ended may be there again",
+        group="routing",
     )
     tool_parser: str = option(
         AUTO,

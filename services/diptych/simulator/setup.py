@@ -27,7 +27,7 @@ VOCAB_SIZE: Final = 1 << 31  # names of blocks become tokens: the more there are
 FCFS: Final = Scheduling()
 TRANSFER: Final = TransferRules(num_windows=4)
 LIMITS: Final = AdmissionLimits(max_running=1024, max_waiting=256, max_wait_s=5.0)
-RETRIES: Final = RetryLimits(first_wait_s=1.5, lost_wait_s=1.5)
+RETRIES: Final = RetryLimits(first_wait_s=1.5, lost_wait_s=10.0)
 
 
 @dataclass(frozen=True, slots=True)
