@@ -96,7 +96,7 @@ def test_an_answer_of_a_given_shape_comes_after_free_text(platform: Platform, en
 
 def test_a_bad_grammar_is_the_callers_mistake(platform: Platform) -> None:
     status, answer = platform.post("/v1/completions", {"prompt": "a", "guided_regex": "(a"})
-    assert (status, answer["error"]["param"]) == (400, "regex")
+    assert (status, answer["error"]["param"]) == (400, "guided_regex")
     assert "unclosed group" in answer["error"]["message"]
     platform.assert_clean()
 
