@@ -29,9 +29,7 @@ class PrefixProducer:
 
     request: Request
     num_pages: int
-    keys: Sequence[
-        tuple[int, int]
-    ]  # of the pages that are looked up: who computes them, 0 where we do, and their names
+    keys: Sequence[tuple[int, int]]  # of pages that are looked up: who computes them (0: we), and their names
 
     @property
     def is_on_its_way(self) -> bool:
